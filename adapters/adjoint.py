@@ -1,0 +1,127 @@
+"""`GradSolveAdjoint`: the face towards `diffrax.diffeqsolve`."""
+
+import functools
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from gradsolve_backend.adapters.build import Built, build
+from gradsolve_backend.adapters.trial import Asked
+from gradsolve_backend.config import requested_backend
+from gradsolve_backend.kernels.compat import is_unsafe_sde
+from gradsolve_backend.kernels.primitives import solve
+from gradsolve_backend.kernels.solve import Call
+from gradsolve_backend.marker import mark
+from gradsolve_backend.plugins import backends
+from gradsolve_backend.problem import Problem
+from gradsolve_backend.route import Route, route
+
+
+class GradSolveAdjoint(diffrax.AbstractAdjoint):
+    """Differentiates `diffrax.diffeqsolve` by a replay of the steps that it accepted.
+
+    Values, step counts and gradients equal those of Diffrax's default to round-off: the result is the exact
+    derivative of the accepted steps. Forward and reverse mode, any nesting of `jax.vmap`, second derivatives.
+
+    Arguments:
+        backend: the name of the backend to use. By default the environment variable `GRADSOLVE_BACKEND`, and if that
+            is not set the fastest one that can run the solve. What no backend can run takes Diffrax's own loop;
+            `gradsolve_backend.explain` says which way a solve takes, and why.
+
+    Raises:
+        ValueError: when a solve is traced, if no plugin offers a backend of this name.
+
+    The method is published as GRADSOLVE, https://arxiv.org/abs/2609.02876.
+    """
+
+    backend: str | None = eqx.field(default=None, static=True)
+
+    def loop(self, **given: Any) -> Any:
+        """Called by `diffrax.diffeqsolve`."""
+        terms = given["terms"]
+        if is_unsafe_sde(terms):
+            raise ValueError(
+                "`GradSolveAdjoint` was asked to solve an SDE driven by `UnsafeBrownianPath`, whose path cannot be "
+                "replayed. Use `diffrax.VirtualBrownianTree`, or `adjoint=diffrax.ForwardMode()`."
+            )
+        backends_by_name = backends()
+        name, origin = requested_backend(self.backend)
+        if name is not None and name in backends_by_name and backends_by_name[name].kernels is None:
+            chosen = route(_problem(given, None), name, origin, backends_by_name)
+            return _stock(given, chosen)
+        return self._run(given, name, origin)
+
+    def _run(self, given: dict[str, Any], name: str | None, origin: str) -> Any:
+        known = backends()
+        asked = Asked(
+            terms=given["terms"],
+            solver=given["solver"],
+            controller=given["stepsize_controller"],
+            event=given["event"],
+            saveat=given["saveat"],
+            t0=given["t0"],
+            t1=given["t1"],
+            dt0=given["dt0"],
+            args=given["args"],
+            max_steps=given["max_steps"],
+            progress_meter=given["progress_meter"],
+        )
+
+        def outer(cond_fun: Any, body_fun: Any, state: Any, **_: Any) -> Any:
+            del cond_fun, body_fun
+            built = build(asked, state)
+            chosen = route(_problem(given, built), name, origin, known)
+            call = Call(built.solve, known[chosen.backend].kernels, chosen)
+            return built.finished(solve(call, *built.inputs))
+
+        keywords = {k: v for k, v in given.items() if k not in PASSED}
+        return self._loop(**keywords, inner_while_loop=functools.partial(eqxi.while_loop, kind="lax"), outer_while_loop=outer)
+
+
+PASSED = ("throw", "passed_solver_state", "passed_controller_state")
+
+
+def _stock(given: dict[str, Any], chosen: Route) -> Any:
+    """Diffrax's own loop and derivative."""
+    state = given["init_state"]
+    given["init_state"] = eqx.tree_at(lambda s: s.tprev, state, mark(jnp.asarray(state.tprev), chosen))
+    return diffrax.RecursiveCheckpointAdjoint().loop(**given)
+
+
+def _problem(given: dict[str, Any], built: Built | None) -> Problem:
+    """What is asked, for routing."""
+    leaves = jtu.tree_leaves(given["init_state"].y)
+    platform = jax.default_backend()
+    per_row, per_carry = (0, 0) if built is None else _bytes(built)
+    return Problem(
+        platform="cuda" if platform == "gpu" else platform,
+        solver=type(given["solver"]).__name__,
+        controller=type(given["stepsize_controller"]).__name__,
+        saving=_saving(given["saveat"]),
+        dimension=sum(jnp.size(x) * (2 if jnp.iscomplexobj(x) else 1) for x in leaves),
+        dtypes=tuple(sorted({str(jnp.result_type(x)) for x in leaves})),
+        equations=None,
+        no_scalar_form="scalar lanes are not built yet",
+        obstacles=(),
+        max_steps=given["max_steps"],
+        bytes_forward=per_carry,
+        bytes_gradient=per_row,
+    )
+
+
+def _saving(saveat: Any) -> tuple[str, ...]:
+    subs = jtu.tree_leaves(saveat.subs, is_leaf=lambda x: isinstance(x, diffrax.SubSaveAt))
+    kinds = [k for s in subs for k, on in (("t0", s.t0), ("t1", s.t1), ("ts", s.ts is not None), ("steps", s.steps)) if on]
+    return tuple(dict.fromkeys([*kinds, *(["dense"] if saveat.dense else [])]))
+
+
+def _bytes(built: Built) -> tuple[int, int]:
+    """Bytes of one lane: the record at most, the loop variables."""
+    solve = built.solve
+    carry = sum(jnp.dtype(a.dtype).itemsize * a.size for a in solve.carry)
+    return (solve.checkpoints + solve.segment) * carry, carry

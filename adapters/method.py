@@ -1,0 +1,161 @@
+"""How a step is made: explicit Runge-Kutta methods as straight-line code from their tableau, all others by `solver.step`.
+
+A method closes over the terms and args of one solve. It may hold its solver state in another form inside the loop:
+`enter` and `leave` convert.
+"""
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import diffrax
+import equinox as eqx
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from gradsolve_backend.kernels.erk import Tableau, explicit_step
+
+Step = tuple[Any, Any, dict[str, Any], Any, Any]  # y1, error estimate, dense values, solver state, result
+
+
+class Once:
+    """A function of arrays that is traced at its first call with arguments of some shapes, and evaluated after that.
+
+    The user's Python then runs once, however many stages, steps and derivatives use it. What the function closes over
+    must outlive all calls: operands of the solve do.
+    """
+
+    def __init__(self, function: Callable) -> None:
+        self.function = function
+        self._converted: dict[Any, Callable] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        arrays, rest = eqx.partition(arguments, eqx.is_array)
+        leaves, structure = jtu.tree_flatten(arrays)
+        key = (structure, tuple((x.shape, x.dtype) for x in leaves), *jtu.tree_leaves(rest))
+        if key not in self._converted:
+            self._converted[key] = eqx.filter_closure_convert(self.function, *arguments)
+        return self._converted[key](*arguments)
+
+
+@dataclass(frozen=True)
+class AbstractMethod(abc.ABC):
+    """One solver applied to one problem."""
+
+    solver: Any
+    terms: Any
+    args: Any
+
+    @abc.abstractmethod
+    def enter(self, t0: Any, y0: Any, state: Any) -> Any:
+        """The solver state inside the loop, from Diffrax's."""
+
+    @abc.abstractmethod
+    def leave(self, before: Any, state: Any, accepted: Any) -> Any:
+        """Diffrax's solver state, from the one that entered, the one inside the loop, and the count of accepted steps."""
+
+    @abc.abstractmethod
+    def step(self, t0: Any, t1: Any, y0: Any, state: Any, made_jump: Any) -> Step:
+        """One step from `t0` to `t1`, as `diffrax.AbstractSolver.step`."""
+
+
+@dataclass(frozen=True)
+class ExplicitRungeKutta(AbstractMethod):
+    """Any `diffrax.AbstractERK` that steps as its base class does; `reuse`: its last stage is the next step's first."""
+
+    field: Callable
+    reuse: bool
+
+    def enter(self, t0: Any, y0: Any, state: Any) -> Any:
+        if not self.reuse:
+            return state
+        first_step, first = state
+        fresh = self.field(t0, y0, self.args)
+        return jtu.tree_map(lambda a, b: jnp.where(first_step, a, b), fresh, first)
+
+    def leave(self, before: Any, state: Any, accepted: Any) -> Any:
+        if not self.reuse:
+            return state
+        first_step, first = before
+        none = accepted == 0
+        return first_step & none, jtu.tree_map(lambda a, b: jnp.where(none, a, b), first, state)
+
+    def step(self, t0: Any, t1: Any, y0: Any, state: Any, made_jump: Any) -> Step:
+        control = self.terms.contr(t0, t1)
+        first = None
+        if self.reuse:
+            state = self._after_jump(t0, y0, state, made_jump)
+            first = (state, self.terms.prod(state, control))
+
+        def stage(t: Any, y: Any) -> tuple[Any, Any]:
+            if self.reuse:
+                f = self.field(t, y, self.args)
+                return f, self.terms.prod(f, control)
+            return None, self.terms.vf_prod(t, y, self.args, control)
+
+        y1, error, dense, last = explicit_step(Tableau.of(self.solver.tableau), stage, (t0, t1), y0, first)
+        return y1, error, dense, last if self.reuse else None, diffrax.RESULTS.successful
+
+    def _after_jump(self, t0: Any, y0: Any, state: Any, made_jump: Any) -> Any:
+        """The first stage, evaluated again where the field has jumped since it was computed."""
+        if made_jump is False:
+            return state
+        fresh = lambda: jtu.tree_map(lambda a, b: jnp.where(made_jump, a, b), self.field(t0, y0, self.args), state)  # noqa: E731
+        return jax.lax.cond(eqxi.unvmap_any(made_jump), fresh, lambda: state)
+
+
+@dataclass(frozen=True)
+class Generic(AbstractMethod):
+    """Any solver, by its own `step(t0, t1, y0, state, made_jump)`."""
+
+    own: Callable
+
+    def enter(self, t0: Any, y0: Any, state: Any) -> Any:
+        return state
+
+    def leave(self, before: Any, state: Any, accepted: Any) -> Any:
+        return state
+
+    def step(self, t0: Any, t1: Any, y0: Any, state: Any, made_jump: Any) -> Step:
+        return self.own(t0, t1, y0, state, made_jump)
+
+
+def _has_stage_loop(x: Any) -> bool:
+    return isinstance(x, (diffrax.AbstractRungeKutta, diffrax.AbstractSRK))
+
+
+def _with_stage_loop(solver: Any, kind: Literal["lax", "bounded"]) -> Any:
+    """The solver, or those inside it, with this kind of stage loop where the user chose none."""
+
+    def chosen(x: Any) -> Any:
+        if _has_stage_loop(x) and x.scan_kind is None:
+            return eqx.tree_at(lambda s: s.scan_kind, x, kind, is_leaf=lambda s: s is None)
+        return x
+
+    return jtu.tree_map(chosen, solver, is_leaf=_has_stage_loop)
+
+
+def _is_plain(solver: Any) -> bool:
+    """Whether a solver is explicit Runge-Kutta and steps, starts and evaluates its field as the base class does."""
+    if not isinstance(solver, diffrax.AbstractERK) or not isinstance(solver.tableau, diffrax.ButcherTableau):
+        return False
+    base = diffrax.AbstractRungeKutta
+    return all(getattr(type(solver), name) is getattr(base, name) for name in ("step", "init", "func"))
+
+
+def _generic(solver: Any, terms: Any, args: Any, kind: Literal["lax", "bounded"]) -> Generic:
+    looped = _with_stage_loop(solver, kind)
+    own = lambda t0, t1, y0, state, jump: looped.step(terms, t0, t1, y0, args, state, jump)  # noqa: E731
+    return Generic(solver, terms, args, Once(own))
+
+
+def methods(solver: Any, terms: Any, t0: Any, y0: Any, args: Any) -> tuple[AbstractMethod, AbstractMethod]:
+    """The method for running the loop, and the one to differentiate in a replay."""
+    if not _is_plain(solver):
+        return _generic(solver, terms, args, "lax"), _generic(solver, terms, args, "bounded")
+    reuse = solver.tableau.fsal and not terms.is_vf_expensive(t0, t0, y0, args)
+    method = ExplicitRungeKutta(solver, terms, args, Once(terms.vf), reuse)
+    return method, method

@@ -1,0 +1,156 @@
+"""From a case to the solve that is put to the test: `(y0, args) -> outputs`, on the tested adjoint or on stock."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+
+from gradsolve_backend.conformance import axes
+from gradsolve_backend.conformance.grid import Case
+from gradsolve_backend.conformance.problem import Problem
+from gradsolve_backend.conformance.problems import PROBLEMS
+
+MAX_STEPS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Solve:
+    """The solve of one case as a function of what is differentiated.
+
+    - `adjoint`: the adjoint under test, or the one of stock that knows the transform.
+    - `with_mesh`: also record the step times, as one more output of the same solve.
+    """
+
+    case: Case
+    adjoint: diffrax.AbstractAdjoint
+    with_mesh: bool
+
+    @property
+    def problem(self) -> Problem:
+        return PROBLEMS[self.case.problem]
+
+    def inputs(self) -> tuple[Any, Any]:
+        """`(y0, args)` in the dtype of the case."""
+        return self.problem.inputs(self.case.jax_dtype)
+
+    def times(self) -> dict[str, Any]:
+        """The times of the call by name, in the dtype of the case."""
+        case = self.case
+        times = axes.start_times(self.problem, case.controller, case.saving, case.jax_dtype)
+        if case.transform == "gradtime" and "dt0" not in times and case.controller != "stepto":
+            times["dt0"] = (times["t1"] - times["t0"]) / (8 * self.problem.steps)
+        return times
+
+    def __call__(self, inputs: tuple[Any, Any], times: dict[str, Any], mesh: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Solve.
+
+        Args:
+            inputs: `(y0, args)`.
+            times: as `Solve.times` gives them.
+            mesh: None, or recorded step times, (MAX_STEPS + 1,), which then decide the steps instead of the controller.
+
+        Returns:
+            `outputs`, a PyTree of floating arrays without infinities, and a dictionary of `steps` (taken, accepted,
+            rejected, (solves, 3)) and, where asked for, `mesh` (MAX_STEPS + 1,).
+        """
+        if self.case.saving == "state":
+            return self._in_two_parts(inputs, times)
+        saveat, read = self._saving(times)
+        sol = self._solve(inputs, times, mesh, saveat)
+        # Always as an auxiliary output of the same solve: another program may round, and so step, otherwise.
+        aux = {"steps": _counts(sol)}
+        if self.with_mesh:
+            ts = sol.ts["mesh"]
+            aux["mesh"] = jnp.where(jnp.isfinite(ts), ts, times["t1"])
+        return read(sol), aux
+
+    def _solve(self, inputs: tuple[Any, Any], times: dict[str, Any], mesh: Any, saveat: Any, **state: Any) -> Any:
+        case, (y0, args) = self.case, inputs
+        row = (self.problem, axes.SOLVERS[case.solver], case.controller, case.jax_dtype)
+        controller = axes.make_controller(row, times)
+        return diffrax.diffeqsolve(
+            self.problem.terms(self.problem, case.jax_dtype),
+            self._solver(),
+            times["t0"],
+            times["t1"],
+            None if mesh is not None else times.get("dt0"),
+            y0,
+            args,
+            stepsize_controller=controller if mesh is None else axes.RecordedMesh(mesh),
+            saveat=saveat,
+            adjoint=self.adjoint,
+            max_steps=MAX_STEPS,
+            **state,
+        )
+
+    def _solver(self) -> diffrax.AbstractSolver:
+        """Implicit solvers take their inner tolerances from the controller; on a mesh they must be told the same ones."""
+        row = axes.SOLVERS[self.case.solver]
+        if not row.implicit or (self.case.controller in axes.ADAPTIVE and self.case.oracle == "plain"):
+            return row.make()
+        tolerance = axes.tolerances(self.problem, row, self.case.jax_dtype)
+        return row.make(root_finder=diffrax.VeryChord(**tolerance))
+
+    def _saving(self, times: dict[str, Any]) -> tuple[diffrax.SaveAt, Callable[[Any], Any]]:
+        subs = _SUBS[self.case.saving](times)
+        dense = self.case.saving == "dense"
+        if not self.with_mesh:
+            return diffrax.SaveAt(subs=subs, dense=dense), lambda sol: _read(sol, sol.ts, sol.ys, dense, times)
+        mesh = diffrax.SubSaveAt(t0=True, steps=True, fn=lambda t, y, args: None)
+        saveat = diffrax.SaveAt(subs={"case": subs, "mesh": mesh}, dense=dense)
+        return saveat, lambda sol: _read(sol, sol.ts["case"], sol.ys["case"], dense, times)
+
+    def _in_two_parts(self, inputs: tuple[Any, Any], times: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Stop half-way, save everything, and go on from there with the states passed in."""
+        middle = times["t0"] + (times["t1"] - times["t0"]) / 2
+        saveat = diffrax.SaveAt(t1=True, solver_state=True, controller_state=True, made_jump=True)
+        first = self._solve(inputs, times | {"t1": middle}, None, saveat)
+        state = {"solver_state": first.solver_state, "made_jump": first.made_jump}
+        if self.case.controller in ("pid", "fullpid"):
+            # The other controllers keep the span, or positions in it, in their state.
+            state["controller_state"] = first.controller_state
+        y1 = jtu.tree_map(lambda x: x[-1], first.ys)
+        second = self._solve((y1, inputs[1]), times | {"t0": middle}, None, diffrax.SaveAt(t1=True), **state)
+        kept = eqx.filter((first.solver_state, first.controller_state), eqx.is_inexact_array)
+        outputs = _finite((first.ys, second.ys, jtu.tree_leaves(kept)))
+        return outputs, {"steps": jnp.concatenate([_counts(first), _counts(second)])}
+
+
+_SUBS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "t1": lambda times: diffrax.SubSaveAt(t1=True),
+    "ts": lambda times: diffrax.SubSaveAt(t0=True, ts=times["ts"]),
+    "steps": lambda times: diffrax.SubSaveAt(steps=True),
+    "steps3": lambda times: diffrax.SubSaveAt(t0=True, steps=3),
+    "dense": lambda times: diffrax.SubSaveAt(t1=True),
+    "subs": lambda times: (diffrax.SubSaveAt(ts=times["ts"], fn=_statistics), diffrax.SubSaveAt(t0=True, t1=True)),
+}
+
+
+def _statistics(t: Any, y: Any, args: Any) -> dict[str, Any]:
+    """What the saving `subs` keeps: a function of time, state and parameters."""
+    state = jnp.concatenate([x.ravel() for x in jtu.tree_leaves(y)])
+    first = jtu.tree_leaves(args)[0].ravel()[0]
+    return {"power": jnp.sum(state**2), "mixed": first * state[0] * jnp.cos(t)}
+
+
+def _read(sol: diffrax.Solution, ts: Any, ys: Any, dense: bool, times: dict[str, Any]) -> Any:
+    if not dense:
+        return _finite((ts, ys))
+    span = times["t1"] - times["t0"]
+    asked = times["t0"] + span * jnp.asarray([0.02, 0.31, 0.74, 0.99], span.dtype)
+    return _finite((ys, jax.vmap(sol.evaluate)(asked), sol.derivative(asked[1])))
+
+
+def _finite(tree: Any) -> Any:
+    """Unused slots are infinite in Diffrax; users select on the result, which is what reaches the adjoint as zeros."""
+    return jtu.tree_map(lambda x: jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x)), tree)
+
+
+def _counts(sol: diffrax.Solution) -> Any:
+    names = ("num_steps", "num_accepted_steps", "num_rejected_steps")
+    return jnp.stack([jnp.asarray(sol.stats[name], jnp.int32) for name in names])[None]

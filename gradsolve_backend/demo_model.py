@@ -1,0 +1,145 @@
+"""Lotka-Volterra and the hare and lynx data: model, residual, fit and standard errors.
+
+Time is in years, populations are in thousands of pelts. A parameter vector `theta`, of shape (6,), holds the logarithms
+of the parameters in `NAMES`: four rates and the two populations in the first year. Every function that solves takes the
+adjoint as an argument: it is the only thing that differs between stock Diffrax and GradSolve.
+"""
+
+import csv
+from importlib import resources
+from typing import Any, NamedTuple
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optimistix as optx
+from jax import Array
+
+NAMES = ("hare growth", "predation", "lynx death", "lynx growth", "hare at start", "lynx at start")
+UNITS = ("1/year", "1/year/thousand", "1/year", "1/year/thousand", "thousand", "thousand")
+# Random starts: the median of each parameter, and the standard deviation of every logarithm.
+MEDIANS = (1.0, 0.05, 1.0, 0.05, 30.0, 5.0)
+SPREAD = 0.5
+TOLERANCE = 1e-6
+# The best fit takes about 100 steps; the reserve is for wild starts.
+MAX_SOLVER_STEPS = 1024
+MAX_FIT_STEPS = 200
+# Residual of a population that a failed solve did not reach: a factor e**10, so never mistaken for a fit.
+UNREACHED = 10.0
+# Sums of squares this close to the smallest, relatively, belong to the same optimum.
+SAME_OPTIMUM = 1e-4
+
+
+class Census(NamedTuple):
+    """Observed populations: `years` of shape (times,), `pelts` of shape (times, 2), hare and lynx in thousands."""
+
+    years: np.ndarray
+    pelts: np.ndarray
+
+
+class Fits(NamedTuple):
+    """Where the fits ended: `theta` (starts, 6), sum of squared residuals `loss` (starts,), `converged` (starts,)."""
+
+    theta: Array
+    loss: Array
+    converged: Array
+
+
+def load_census() -> Census:
+    """The hare and lynx data that come with the package; the file names its source."""
+    text = resources.files("gradsolve_backend").joinpath("data/hare_lynx.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    table = np.array([[float(row[key]) for key in ("year", "hare", "lynx")] for row in rows])
+    return Census(table[:, 0], table[:, 1:])
+
+
+def random_starts(count: int, seed: int) -> np.ndarray:
+    """Log-normal parameter vectors around `MEDIANS`, shape (count, 6)."""
+    noise = np.random.default_rng(seed).standard_normal((count, len(NAMES)))
+    return np.log(MEDIANS) + SPREAD * noise
+
+
+def log_rates(t: Any, log_population: Array, rates: Array) -> Array:
+    """Lotka-Volterra for the logarithms of the populations, which so stay positive in every trial step."""
+    hare, lynx = jnp.exp(log_population)
+    growth, predation, death, conversion = rates
+    return jnp.stack([growth - predation * lynx, conversion * hare - death])
+
+
+def log_populations(theta: Array, years: np.ndarray, adjoint: diffrax.AbstractAdjoint) -> Array:
+    """Logarithms of both populations in `years`, shape (times, 2); inf where a failed solve did not get to."""
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(log_rates),
+        diffrax.Tsit5(),
+        t0=years[0],
+        t1=years[-1],
+        dt0=0.1,
+        y0=theta[4:],
+        args=jnp.exp(theta[:4]),
+        saveat=diffrax.SaveAt(ts=jnp.asarray(years)),
+        stepsize_controller=diffrax.PIDController(rtol=TOLERANCE, atol=TOLERANCE),
+        adjoint=adjoint,
+        max_steps=MAX_SOLVER_STEPS,
+        throw=False,
+    )
+    assert isinstance(solution.ys, Array)
+    return solution.ys
+
+
+def residual(theta: Array, census: Census, adjoint: diffrax.AbstractAdjoint) -> Array:
+    """Logarithm of fitted over observed population, shape (times, 2)."""
+    difference = log_populations(theta, census.years, adjoint) - np.log(census.pelts)
+    return jnp.where(jnp.isfinite(difference), difference, UNREACHED)
+
+
+def half_squares(theta: Array, census: Census, adjoint: diffrax.AbstractAdjoint) -> Array:
+    """Half the sum of squared residuals: what Levenberg-Marquardt minimises."""
+    return 0.5 * jnp.sum(residual(theta, census, adjoint) ** 2)
+
+
+def fit(starts: Array, census: Census, adjoint: diffrax.AbstractAdjoint) -> Fits:
+    """Levenberg-Marquardt from every start, shape (starts, 6), at once.
+
+    Optimistix takes forward-mode Jacobians by default, so `adjoint` has to have a forward mode.
+    """
+
+    def fit_one(start: Array) -> Fits:
+        solution = optx.least_squares(
+            lambda theta, _: residual(theta, census, adjoint),
+            optx.LevenbergMarquardt(rtol=1e-8, atol=1e-8),
+            start,
+            max_steps=MAX_FIT_STEPS,
+            throw=False,
+        )
+        loss = 2.0 * half_squares(solution.value, census, adjoint)
+        return Fits(solution.value, loss, solution.result == optx.RESULTS.successful)
+
+    return jax.vmap(fit_one)(starts)
+
+
+def same_optimum(fits: Fits) -> np.ndarray:
+    """Which starts ended in the best optimum, shape (starts,)."""
+    loss = np.asarray(fits.loss)
+    return loss <= np.min(loss) * (1.0 + SAME_OPTIMUM)
+
+
+def gradients(thetas: Array, census: Census, adjoint: diffrax.AbstractAdjoint) -> Array:
+    """Reverse-mode gradients of `half_squares` at all `thetas`, shape (starts, 6)."""
+    return jax.vmap(jax.grad(lambda theta: half_squares(theta, census, adjoint)))(thetas)
+
+
+def covariance(jacobian: np.ndarray, residuals: np.ndarray) -> np.ndarray:
+    """Covariance of the fitted parameters, `s**2 (J^T J)**-1`, on the scale in which they were fitted.
+
+    jacobian: of the residuals by the parameters, shape (..., parameters). residuals: shape (...).
+    """
+    matrix = jacobian.reshape(-1, jacobian.shape[-1])
+    variance = np.sum(residuals**2) / (matrix.shape[0] - matrix.shape[1])
+    return variance * np.linalg.inv(matrix.T @ matrix)
+
+
+def largest_difference(ours: np.ndarray, stock: np.ndarray) -> float:
+    """Largest difference of two batches of gradients, each member relative to its largest entry; NaN if any is."""
+    scale = np.max(np.abs(stock), axis=-1, keepdims=True)
+    return float(np.max(np.abs(ours - stock) / scale))

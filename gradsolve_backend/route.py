@@ -1,0 +1,110 @@
+"""Which backend runs a solve, and why."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from gradsolve_backend.backend import AbstractBackend
+from gradsolve_backend.config import as_written
+from gradsolve_backend.problem import Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """Which backend runs a solve, why, and why not the others."""
+
+    #: Name of the backend.
+    backend: str
+    #: Why this one, a sentence.
+    why: str
+    #: Name of every other backend and why it is not taken.
+    others: tuple[tuple[str, str], ...]
+    problem: Problem
+    #: Number of solves that run at once under `jax.vmap`; None where Diffrax's own loop runs them, which does not tell.
+    lanes: int | None = None
+
+    @property
+    def bytes_forward(self) -> int | None:
+        """Bytes that all lanes hold beyond inputs and outputs, undifferentiated; None where `lanes` is."""
+        return None if self.lanes is None else self.lanes * self.problem.bytes_forward
+
+    @property
+    def bytes_gradient(self) -> int | None:
+        """Bytes reserved for the records of all lanes, if the solve is differentiated; None where `lanes` is."""
+        return None if self.lanes is None else self.lanes * self.problem.bytes_gradient
+
+
+def route(problem: Problem, requested: str | None, origin: str, backends: Mapping[str, AbstractBackend]) -> Route:
+    """Choose the backend of a solve.
+
+    | a backend is asked for | it exists | it can run the problem | taken                                   |
+    |------------------------|-----------|------------------------|-----------------------------------------|
+    | no                     |           |                        | the highest rank that can, then by name |
+    | yes                    | no        |                        | none: ValueError                        |
+    | yes                    | yes       | yes                    | that one                                |
+    | yes                    | yes       | no                     | Diffrax's own loop                      |
+
+    A backend can run a problem if it runs on the platform, has no reason against the problem, and,
+    should it have kernels of its own, the problem has no obstacle for kernels in general.
+
+    Args:
+        problem: what is asked.
+        requested: name of the backend asked for; None: choose.
+        origin: where the request came from, as `gradsolve_backend.config.requested_backend` says it.
+        backends: all backends by name.
+
+    Raises:
+        ValueError: if no backend has the requested name, or none can run the problem.
+    """
+    if requested is not None and requested not in backends:
+        raise ValueError(
+            f"{as_written(requested, origin)}: no plugin offers a backend of this name. "
+            f"There are: {', '.join(sorted(backends))}."
+        )
+    ranked = sorted(backends.values(), key=lambda backend: (-backend.rank, backend.name))
+    against = {backend.name: _reasons_against(backend, problem) for backend in ranked}
+    able = [backend for backend in ranked if not against[backend.name]]
+    if requested is not None and against[requested]:
+        able = [backend for backend in able if backend.kernels is None]
+    elif requested is not None:
+        able = [backends[requested]]
+    if not able:
+        raise ValueError(f"No backend can run this solve. {_listed(against)}")
+    taken = able[0]
+    return Route(
+        backend=taken.name,
+        why=_why(taken, requested, origin, against),
+        others=tuple(
+            (name, "; ".join(reasons) or _passed_over(backends[name], taken, requested, origin))
+            for name, reasons in against.items()
+            if name != taken.name
+        ),
+        problem=problem,
+    )
+
+
+def _reasons_against(backend: AbstractBackend, problem: Problem) -> tuple[str, ...]:
+    if not backend.platforms & {"*", problem.platform}:
+        return (f"it runs on {', '.join(sorted(backend.platforms))}, and this solve is on {problem.platform}",)
+    obstacles = () if backend.kernels is None else problem.obstacles
+    return tuple(dict.fromkeys((*obstacles, *backend.supports(problem))))
+
+
+def _why(taken: AbstractBackend, requested: str | None, origin: str, against: Mapping[str, tuple[str, ...]]) -> str:
+    if requested is None:
+        refused = {name: reasons for name, reasons in against.items() if reasons}
+        rank = f"the highest rank, {taken.rank}, of all that can run this solve"
+        return rank if taken.kernels is not None or not refused else f"{rank}. {_listed(refused)}"
+    asked = as_written(requested, origin)
+    if taken.name == requested:
+        return f"asked for by {asked}"
+    return f"Diffrax's own loop, in place of {asked}. {_listed({requested: against[requested]})}"
+
+
+def _passed_over(other: AbstractBackend, taken: AbstractBackend, requested: str | None, origin: str) -> str:
+    if requested is None:
+        return f"it could run this solve, but has rank {other.rank}, and {taken.name} has {taken.rank}"
+    return f"it could run this solve, but {as_written(requested, origin)} asks for another"
+
+
+def _listed(against: Mapping[str, tuple[str, ...]]) -> str:
+    return " ".join(f"Not {name}: {'; '.join(reasons)}." for name, reasons in against.items())

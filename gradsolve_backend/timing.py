@@ -1,0 +1,33 @@
+"""Wall-clock times of compiled functions, side by side in one process."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+
+def compiled(function: Callable[..., Any], *arguments: Any) -> tuple[Callable[..., Any], float]:
+    """`function` compiled for arguments like these, and the seconds that tracing and compiling took."""
+    begin = time.perf_counter()
+    executable = jax.jit(function).lower(*arguments).compile()
+    return executable, time.perf_counter() - begin
+
+
+def seconds_of(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+    """Seconds of one call, until its result is there."""
+    begin = time.perf_counter()
+    jax.block_until_ready(function(*arguments))
+    return time.perf_counter() - begin
+
+
+def alternate(functions: Sequence[Callable[..., Any]], arguments: Sequence[Any], rounds: int) -> list[float]:
+    """Median seconds of a call of each function, after one warm-up each.
+
+    They are called in turn, so that a moment in which the machine is busy hits all alike.
+    """
+    for function in functions:
+        seconds_of(function, arguments)
+    taken = [[seconds_of(function, arguments) for function in functions] for _ in range(rounds)]
+    return [statistics.median(column) for column in zip(*taken, strict=True)]

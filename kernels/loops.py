@@ -1,0 +1,256 @@
+"""The loops over steps: forward (with or without a record), tangent, cotangent. Plain JAX, any backend can lower them.
+
+All lanes advance together; the loop ends when no lane wants a further step. A record is a checkpoint of the loop
+variables every `solve.segment` steps, and the rows of the last segment; the reverse sweep makes the rows of an earlier
+segment again from its checkpoint.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradsolve_backend.kernels.lanes import Flags, column, over, put, select, spread
+from gradsolve_backend.kernels.solve import Call, Output, Solve
+from gradsolve_backend.kernels.trace import LaneFunction
+
+
+class Progress(NamedTuple):
+    """Loop variables of all lanes at one step."""
+
+    n: Any  # steps that the longest lane has taken
+    alive: Any
+    carry: list[Any]
+    cursors: list[Any]  # per output: next requested time, next slot
+
+
+class Step(NamedTuple):
+    """What one trial step of all lanes gave."""
+
+    kept: Any
+    alive: Any  # before the step
+    t_after: Any
+    accepted: Any  # accepted steps after it
+    dense: list[Any]
+    emitted: list[Any]
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The lanes of a forward pass: sizes of its levels, which operands have them, the operands."""
+
+    solve: Solve
+    sizes: tuple[int, ...]
+    flags: Flags  # per level, per operand
+    operands: list[Any]
+
+    def inputs(self, function: LaneFunction, arguments: Sequence[Any]) -> tuple[list[Any], Flags]:
+        """Inputs of a lane function whose arguments have every level, and the flags of those inputs."""
+        flags = tuple(tuple(s >= 0 or level[~s] for s in function.sources) for level in self.flags)
+        return function.inputs(arguments, self.operands), flags
+
+    def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
+        """A lane function on all lanes."""
+        program = function.program
+        inputs, flags = self.inputs(function, arguments)
+        out = over(lambda *x: jax.core.eval_jaxpr(program.jaxpr, program.consts, *x), flags)(*inputs)
+        has = [any(level) for level in flags]  # all of them, but for a function that reads no argument
+        return [spread(x, has, self.sizes) for x in out]
+
+
+def start(lanes: Lanes, carry: Sequence[Any]) -> Progress:
+    """The loop variables before the first step."""
+    [alive] = lanes.evaluate(lanes.solve.live, carry)
+    zero = jnp.zeros(lanes.sizes, jnp.int32)
+    return Progress(jnp.int32(0), alive, list(carry), [(zero, zero) for _ in lanes.solve.outputs])
+
+
+def going(solve: Solve, p: Progress) -> Any:
+    """Whether any lane takes a further step."""
+    more = jnp.any(p.alive)
+    return more if solve.max_steps is None else more & (p.n < solve.max_steps)
+
+
+def buffers(lanes: Lanes) -> list[list[Any]]:
+    """Buffers of the outputs. What is in a slot that is never written does not matter."""
+    return [[jnp.zeros(lanes.sizes + (o.slots, *a.shape), a.dtype) for a in o.leaves] for o in lanes.solve.outputs]
+
+
+@dataclass(frozen=True)
+class Values:
+    """What a forward pass writes into its outputs after a step."""
+
+    lanes: Lanes
+    before: Progress
+    step: Step
+    columns: int = 0
+
+    def sampled(self, number: int, k: Any) -> list[Any]:
+        """Values of an output at the `k`-th requested time."""
+        sample = self.lanes.solve.outputs[number].sample
+        assert sample is not None
+        return self.lanes.evaluate(sample, [k, *self.before.carry, *self.step.dense])
+
+    def emitted(self, number: int) -> list[Any]:
+        """Values of an output at the end of the step."""
+        return self.step.emitted[self.lanes.solve.outputs[number].emit]
+
+
+def sample_times(lanes: Lanes, number: int, before: Progress, kept: Any, visit: Any, state: Any) -> Any:
+    """`(k, slot), state` after `state = visit(k, slot, state)` for each requested time in the step.
+
+    `slot` is that of the value, or beyond the end for lanes that have no (further) time in the step.
+    """
+    o = lanes.solve.outputs[number]
+    due = o.due
+    assert due is not None
+
+    def is_due(k: Any) -> Any:
+        return kept & lanes.evaluate(due, [k, *before.carry])[0]
+
+    def body(s: Any) -> Any:
+        more, k, slot, state = s
+        state = visit(k, jnp.where(more, slot, o.slots), state)
+        k, slot = k + more.astype(k.dtype), slot + more.astype(slot.dtype)
+        return is_due(k), k, slot, state
+
+    k, slot = before.cursors[number]
+    _, k, slot, state = jax.lax.while_loop(lambda s: jnp.any(s[0]), body, (is_due(k), k, slot, state))
+    return (k, slot), state
+
+
+def wanted(o: Output, kept: Any, accepted: Any) -> Any:
+    """Lanes whose step itself is saved to this output."""
+    return kept if o.every == 1 else kept & (accepted % o.every == 0)
+
+
+def save(values: Any, saved: Sequence[Any] | None) -> tuple[list[Any], list[Any] | None]:
+    """Cursors and buffers after a step; without buffers the cursors only."""
+    lanes, before, step = values.lanes, values.before, values.step
+    cursors, out = [], []
+    for i, o in enumerate(lanes.solve.outputs):
+        cursor, buffer = before.cursors[i], None if saved is None else saved[i]
+
+        def visit(k: Any, slot: Any, buffer: Any, i: int = i) -> Any:
+            return None if buffer is None else put(buffer, slot, values.sampled(i, k), values.columns)
+
+        if o.sample is not None:
+            cursor, buffer = sample_times(lanes, i, before, step.kept, visit, buffer)
+        if o.every:
+            k, slot = cursor
+            hit = wanted(o, step.kept, step.accepted)
+            if buffer is not None:
+                buffer = put(buffer, jnp.where(hit, slot, o.slots), values.emitted(i), values.columns)
+            cursor = (k, slot + hit.astype(slot.dtype))
+        cursors.append(cursor)
+        out.append(buffer)
+    return cursors, None if saved is None else out
+
+
+def move(lanes: Lanes, p: Progress, function: LaneFunction) -> tuple[Progress, Step]:
+    """One trial step of all lanes, those that have ended left as they are; cursors are not moved."""
+    solve = lanes.solve
+    out = lanes.evaluate(function, p.carry)
+    after, kept, rest = out[: solve.size], out[solve.size], out[solve.size + 1 :]
+    accepted, dense, emitted = after[solve.accepted], rest[: solve.dense], rest[solve.dense :]
+    step = Step(kept & p.alive, p.alive, after[solve.time], accepted, dense, emitted)
+    carry = select(p.alive, after, p.carry) if lanes.sizes else after
+    [alive] = lanes.evaluate(solve.live, carry)
+    return Progress(p.n + 1, alive, carry, p.cursors), step
+
+
+def advance(lanes: Lanes, p: Progress, saved: Any, function: LaneFunction) -> tuple[Progress, Any, Step]:
+    """One trial step of all lanes with its outputs saved."""
+    after, step = move(lanes, p, function)
+    cursors, saved = save(Values(lanes, p, step), saved)
+    return after._replace(cursors=cursors), saved, step
+
+
+def make_row(call: Call, p: Progress, step: Step) -> list[Any]:
+    """What a replay of this step reads: loop variables before it, cursors, whether it was kept, its end."""
+    held = [p.carry[i] for i in call.row]
+    marks = [step.kept, p.alive] if call.moving else [step.kept]
+    return [*held, *jax.tree.leaves(p.cursors), *marks, step.t_after, step.accepted]
+
+
+def row_avals(call: Call) -> list[Any]:
+    """One lane's row, as abstract values."""
+    solve, mark = call.solve, jax.ShapeDtypeStruct((), jnp.bool_)
+    cursors = [jax.ShapeDtypeStruct((), jnp.int32)] * (2 * len(solve.outputs))
+    marks = [mark, mark] if call.moving else [mark]
+    return [*(solve.carry[i] for i in call.row), *cursors, *marks, solve.carry[solve.time], solve.carry[solve.accepted]]
+
+
+def reserve(lanes: Lanes, count: int, avals: Sequence[Any]) -> list[Any]:
+    """`count` rows for every lane; each is written before it is read."""
+    return [jnp.zeros((count, *lanes.sizes, *a.shape), a.dtype) for a in avals]
+
+
+def write(rows: Sequence[Any], row: Sequence[Any], index: Any) -> list[Any]:
+    """Rows with one replaced."""
+    return [jax.lax.dynamic_update_index_in_dim(R, r, index, 0) for R, r in zip(rows, row, strict=True)]
+
+
+def segment(call: Call, lanes: Lanes, state: Any, function: LaneFunction) -> Any:
+    """Up to one segment of steps from `state = progress, buffers, rows`, each leaving its row."""
+
+    def body(s: Any) -> Any:
+        j, p, saved, rows = s
+        after, saved, step = advance(lanes, p, saved, function)
+        return j + 1, after, saved, write(rows, make_row(call, p, step), j)
+
+    more = lambda s: going(call.solve, s[1]) & (s[0] < call.solve.segment)  # noqa: E731
+    return jax.lax.while_loop(more, body, (jnp.int32(0), *state))[1:]
+
+
+def primal_flags(call: Call) -> tuple[Flags, Flags]:
+    """Flags of the loop variables and of the operands of a forward call."""
+    size = call.solve.size
+    count = size + len(call.solve.operands)
+    return tuple(a[:size] for a in call.axes), tuple(a[size:count] for a in call.axes)
+
+
+def forward(call: Call, *inputs: Any) -> list[Any]:
+    """Final loop variables, cursors, outputs; with `call.record`: steps, checkpoints and last rows as well."""
+    solve = call.solve
+    carry_flags, operand_flags = primal_flags(call)
+    carry = [spread(x, column(carry_flags, i), call.sizes) for i, x in enumerate(inputs[: solve.size])]
+    lanes = Lanes(solve, call.sizes, operand_flags, list(inputs[solve.size :]))
+    p, saved = start(lanes, carry), buffers(lanes)
+    if not call.record:
+        body = lambda s: advance(lanes, *s, solve.observed)[:2]  # noqa: E731
+        p, saved = jax.lax.while_loop(lambda s: going(solve, s[0]), body, (p, saved))
+        return jax.tree.leaves((p.carry, p.cursors, saved))
+    rows = reserve(lanes, solve.segment, row_avals(call))
+    marks = reserve(lanes, solve.checkpoints, checkpoint_avals(solve))
+
+    def body(s: Any) -> Any:
+        i, p, saved, rows, marks = s
+        marks = write(marks, jax.tree.leaves((p.carry, p.cursors)), i)
+        p, saved, rows = segment(call, lanes, (p, saved, rows), solve.observed)
+        return i + 1, p, saved, rows, marks
+
+    state = (jnp.int32(0), p, saved, rows, marks)
+    _, p, saved, rows, marks = jax.lax.while_loop(lambda s: going(solve, s[1]), body, state)
+    return jax.tree.leaves((p.carry, p.cursors, saved, p.n, marks, rows))
+
+
+def checkpoint_avals(solve: Solve) -> list[Any]:
+    """One lane's checkpoint, as abstract values."""
+    return [*solve.carry, *[jax.ShapeDtypeStruct((), jnp.int32)] * (2 * len(solve.outputs))]
+
+
+def outcome(call: Call) -> tuple[list[Any], list[int]]:
+    """Abstract values of a forward call's outputs and the position of the lane axes in each (-1: none)."""
+    solve, sizes = call.solve, call.sizes
+    one = [*checkpoint_avals(solve), *(jax.ShapeDtypeStruct((o.slots, *a.shape), a.dtype) for o in solve.outputs for a in o.leaves)]
+    avals = [jax.ShapeDtypeStruct(sizes + a.shape, a.dtype) for a in one]
+    offsets = [0] * len(avals)
+    if call.record:
+        kept = [(solve.checkpoints, a) for a in checkpoint_avals(solve)] + [(solve.segment, a) for a in row_avals(call)]
+        avals.append(jax.ShapeDtypeStruct((), jnp.int32))
+        avals += [jax.ShapeDtypeStruct((count, *sizes, *a.shape), a.dtype) for count, a in kept]
+        offsets += [-1, *[1] * len(kept)]
+    return avals, offsets

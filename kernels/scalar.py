@@ -1,0 +1,288 @@
+"""Scalar programs: a function on arrays rewritten so that every variable is one value, to be kept in a register."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal, primitives
+from jax.interpreters import partial_eval
+
+from gradsolve_backend.kernels import scalar_index, scalar_rules
+from gradsolve_backend.kernels.scalar_graph import Atom, Cell, Graph, Node, NoScalarForm, Value, atoms, is_known, pack
+
+__all__ = ["NoScalarForm", "ScalarProgram", "scalarise"]
+
+UNROLL_LIMIT = 64  # iterations of a loop
+_DEAD_SHARE = 8  # equations made while building, per equation allowed in the end
+
+
+@dataclass(frozen=True, eq=False)
+class ScalarProgram:
+    """A jaxpr of rank-0 equations that computes what an array jaxpr computes.
+
+    `implode(eval_jaxpr(jaxpr, explode(*arrays)))` are the original outputs. Besides elementwise primitives the jaxpr
+    holds one more kind of equation, the look-up: `dynamic_slice` of one element of a rank-1 table (an input or a
+    constant of the jaxpr) at a rank-0 index, which clamps to the table, and the `squeeze` of its result.
+
+    **Fields:**
+
+    - `jaxpr`: no calls, no control flow; all inputs and outputs rank 0, but for tables.
+    - `tables`: per original input, whether it is passed whole as a rank-1 array (or else element by element).
+    - `equations`: how many equations `jaxpr` has.
+    - `in_avals`, `out_avals`: shapes and dtypes of the original inputs and outputs.
+    """
+
+    jaxpr: ClosedJaxpr
+    tables: tuple[bool, ...]
+    equations: int
+    in_avals: tuple[jax.ShapeDtypeStruct, ...]
+    out_avals: tuple[jax.ShapeDtypeStruct, ...]
+
+    def explode(self, *arrays: Any) -> list[Any]:
+        """The scalar inputs of the original inputs, row-major; a table stays one rank-1 array."""
+        scalars = []
+        for array, whole in zip(arrays, self.tables, strict=True):
+            flat = jnp.reshape(array, (-1,))
+            scalars += [flat] if whole else [flat[k] for k in range(flat.size)]
+        return scalars
+
+    def implode(self, scalars: Iterable[Any]) -> list[Any]:
+        """The original outputs of the scalar outputs."""
+        source = iter(scalars)
+        return [_assemble([next(source) for _ in range(_size(aval))], aval) for aval in self.out_avals]
+
+
+def _assemble(scalars: Sequence[Any], aval: jax.ShapeDtypeStruct) -> jax.Array:
+    flat = [jnp.asarray(scalar, aval.dtype) for scalar in scalars]
+    return jnp.stack(flat).reshape(aval.shape) if flat else jnp.zeros(aval.shape, aval.dtype)
+
+
+def scalarise(
+    closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence[bool] | None = None
+) -> ScalarProgram:
+    """Rewrite a jaxpr on arrays as a scalar program.
+
+    **Arguments:**
+
+    - `closed`: what `jax.make_jaxpr` gives for the function; derivatives are taken before, on arrays.
+    - `limit`: the largest number of scalar equations.
+    - `table_inputs`: which inputs may be kept whole in memory, to be read at an index known only at run time.
+      Others are exploded, and such an index selects among at most 64 elements. By default all may.
+
+    **Returns:** the program. Sums and contractions run left to right, so it agrees with the original to round-off.
+
+    **Raises:** `NoScalarForm`, whose text names the primitive or size that stands in the way.
+    """
+    avals = [variable.aval for variable in closed.jaxpr.invars]
+    for aval in avals:
+        _check_dtype(aval.dtype)
+    may_be_table = [True] * len(avals) if table_inputs is None else list(table_inputs)
+    graph = Graph([_size(aval) for aval in avals], may_be_table, _DEAD_SHARE * limit)
+    inputs = [_cells(k, aval) for k, aval in enumerate(avals)]
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    outputs = _evaluate(graph, jaxpr, closed.consts, inputs)
+    results = [atom for value in outputs for atom in atoms(value).reshape(-1).tolist()]
+    program, tables = _emit(graph, results, avals)
+    equations = len(program.jaxpr.eqns)
+    if equations > limit:
+        raise NoScalarForm(f"the scalar program has {equations} equations and the limit is {limit}")
+    structs = [tuple(_struct(v.aval) for v in vs) for vs in (closed.jaxpr.invars, closed.jaxpr.outvars)]
+    return ScalarProgram(program, tables, equations, *structs)
+
+
+def _size(aval: Any) -> int:
+    return int(np.prod(aval.shape, dtype=int))
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _check_dtype(dtype: Any) -> None:
+    if jax.dtypes.issubdtype(dtype, np.complexfloating):
+        raise NoScalarForm("complex values have no scalar form")
+    if not isinstance(dtype, np.dtype) or dtype == jax.dtypes.float0:
+        raise NoScalarForm(f"values of dtype {dtype} have no scalar form")
+
+
+def _cells(source: int, aval: Any) -> Value:
+    cells = [Cell(source, k, aval.dtype) for k in range(_size(aval))]
+    return pack(cells, aval.shape, aval.dtype)
+
+
+# ---- interpretation: arrays of atoms instead of arrays ---------------------------------------------
+
+
+def _evaluate(graph: Graph, jaxpr: Any, consts: Sequence[Any], values: Sequence[Value]) -> list[Value]:
+    known = {}
+    for variable, const in zip(jaxpr.constvars, consts, strict=True):
+        _check_dtype(variable.aval.dtype)
+        known[variable] = np.asarray(const, variable.aval.dtype)
+    environment = {**known, **dict(zip(jaxpr.invars, values, strict=True))}
+
+    def read(atom: Any) -> Value:
+        return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else environment[atom]
+
+    for equation in jaxpr.eqns:
+        results = _apply(graph, equation, [read(atom) for atom in equation.invars])
+        environment.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(graph: Graph, equation: Any, values: Sequence[Value]) -> list[Value]:
+    name = equation.primitive.name
+    rule = _RULES.get(name)
+    if any(jax.dtypes.issubdtype(variable.aval.dtype, np.complexfloating) for variable in equation.outvars):
+        raise NoScalarForm("complex values have no scalar form")
+    results = None if rule is None else rule(graph, equation, *values)
+    if results is None:
+        raise NoScalarForm(f"primitive `{name}` has no scalar form")
+    return results
+
+
+def _evaluate_inner(graph: Graph, inner: Any, values: Sequence[Value]) -> list[Value]:
+    if isinstance(inner, ClosedJaxpr):
+        return _evaluate(graph, inner.jaxpr, inner.consts, values)
+    return _evaluate(graph, inner, (), values)
+
+
+def _call(graph: Graph, equation: Any, *values: Value) -> list[Value]:
+    params = equation.params
+    inner = next(params[key] for key in ("call_jaxpr", "jaxpr", "fun_jaxpr", "call") if key in params)
+    return _evaluate_inner(graph, inner, values)
+
+
+def _expand(graph: Graph, equation: Any, *values: Value) -> list[Value]:
+    """A primitive that carries its own definition, as `searchsorted` does in newer versions of jax."""
+    primitive = equation.params["_prim"]
+    structs = [_struct(atom.aval) for atom in equation.invars]
+    closed = jax.make_jaxpr(primitive.expand)(*jax.tree.unflatten(primitive.in_tree, structs))
+    return _evaluate_inner(graph, closed, values)
+
+
+def _cond(graph: Graph, equation: Any, index: Value, *values: Value) -> list[Value]:
+    """A known index takes its branch; else all branches are evaluated, and what was not asked for is dropped."""
+    branches = equation.params["branches"]
+    if is_known(index):
+        return _evaluate_inner(graph, branches[min(max(int(index), 0), len(branches) - 1)], values)
+    results = [_evaluate_inner(graph, branch, values) for branch in branches]
+    return [_select_case(graph, index.item(), cases) for cases in zip(*results, strict=True)]
+
+
+def _select_case(graph: Graph, index: Atom, cases: Sequence[Value]) -> Value:
+    columns = np.stack([atoms(case) for case in cases]).reshape(len(cases), -1)
+    elements = [scalar_index.select_tree(graph, column, [index]) for column in columns.T]
+    dtype = elements[0].dtype if elements else cases[0].dtype
+    return pack(elements, cases[0].shape, dtype)
+
+
+def _scan(graph: Graph, equation: Any, *values: Value) -> list[Value]:
+    params, length = equation.params, equation.params["length"]
+    if length > UNROLL_LIMIT:
+        raise NoScalarForm(f"a scan of {length} iterations has no scalar form: at most {UNROLL_LIMIT} are unrolled")
+    if "num_consts" in params:
+        consts, carried = params["num_consts"], params["num_carry"]
+    else:
+        consts, carried, _ = map(len, params["ft_in"].unpack())
+    carry = list(values[consts : consts + carried])
+    rows = {}
+    for k in reversed(range(length)) if params["reverse"] else range(length):
+        row = [column[k, ...] for column in values[consts + carried :]]
+        out = _evaluate_inner(graph, params["jaxpr"], [*values[:consts], *carry, *row])
+        carry, rows[k] = out[:carried], out[carried:]
+    avals = [variable.aval for variable in equation.outvars[carried:]]
+    return carry + [_stack_rows([rows[k][j] for k in range(length)], aval) for j, aval in enumerate(avals)]
+
+
+def _stack_rows(rows: Sequence[Value], aval: Any) -> Value:
+    flat = [atom for row in rows for atom in atoms(row).reshape(-1).tolist()]
+    return pack(flat, aval.shape, aval.dtype)
+
+
+def _while(graph: Graph, equation: Any, *values: Value) -> list[Value]:
+    params = equation.params
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    carry = list(values[second:])
+    for _ in range(UNROLL_LIMIT + 1):
+        (going,) = _evaluate_inner(graph, params["cond_jaxpr"], [*values[:first], *carry])
+        if not is_known(going):
+            raise NoScalarForm("a while loop whose number of iterations depends on values has no scalar form")
+        if not going:
+            return carry
+        carry = _evaluate_inner(graph, params["body_jaxpr"], [*values[first:second], *carry])
+    raise NoScalarForm(f"a while loop of more than {UNROLL_LIMIT} iterations has no scalar form")
+
+
+_CALLS = """
+pjit jit closed_call core_call call remat remat2 checkpoint custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr
+custom_vmap_call composite
+""".split()
+
+_RULES: dict[str, Callable[..., list[Value] | None]] = {
+    **scalar_rules.RULES,
+    **scalar_index.RULES,
+    **dict.fromkeys(_CALLS, _call),
+    "call_hi_primitive": _expand,
+    "cond": _cond,
+    "scan": _scan,
+    "while": _while,
+}
+
+
+# ---- emission: the live part of the graph, traced --------------------------------------------------
+
+
+def _live(results: Sequence[Atom]) -> list[Node]:
+    """The nodes that the results need, in the order they were made."""
+    seen: set[Node] = set()
+    waiting = [atom for atom in results if isinstance(atom, Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting += [operand for operand in node.operands if isinstance(operand, Node)]
+    return sorted(seen, key=lambda node: node.order)
+
+
+def _emit(graph: Graph, results: Sequence[Atom], avals: Sequence[Any]) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
+    nodes = _live(results)
+    used = {node.op.params["source"] for node in nodes if node.op.primitive is None}
+    tables = tuple(k in used for k in range(len(avals)))
+    structs = []
+    for aval, whole in zip(avals, tables, strict=True):
+        structs += [jax.ShapeDtypeStruct((_size(aval),) if whole else (), aval.dtype)] * (1 if whole else _size(aval))
+    trace = functools.partial(_trace, graph, nodes, results, tables)
+    return jax.make_jaxpr(trace)(*structs), tables
+
+
+def _trace(graph: Graph, nodes: Sequence[Node], results: Sequence[Atom], tables: Sequence[bool], *inputs: Any) -> Any:
+    source = iter(inputs)
+    # per input, the whole table or its elements
+    given = [next(source) if whole else [next(source) for _ in range(n)] for whole, n in zip(tables, graph.sizes)]
+    given += graph.tables
+    values: dict[Atom, Any] = {}
+
+    def read(atom: Atom) -> Any:
+        if isinstance(atom, np.generic):
+            return atom
+        if atom not in values and isinstance(atom, Cell):
+            whole = given[atom.source]
+            values[atom] = _look_up(whole, np.int32(atom.element)) if tables[atom.source] else whole[atom.element]
+        return values[atom]
+
+    for node in nodes:
+        operands = [read(operand) for operand in node.operands]
+        if node.op.primitive is None:
+            values[node] = _look_up(given[node.op.params["source"]], *operands)
+        else:
+            values[node] = node.op.primitive.bind(*operands, **node.op.params)
+    return [read(atom) for atom in results]
+
+
+def _look_up(table: Any, index: Any) -> Any:
+    row = primitives.dynamic_slice_p.bind(table, index, slice_sizes=(1,))
+    return primitives.squeeze_p.bind(row, dimensions=(0,))

@@ -1,0 +1,158 @@
+"""The static description of one solve: its lane functions, its outputs, and one call of a primitive on it."""
+
+import dataclasses
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gradsolve_backend.kernels.perturb import reached_carry
+from gradsolve_backend.kernels.trace import LaneFunction, inexact
+
+ROWS = 64  # rows of the last segment that a record keeps at least; see `Solve.segment`
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """One buffer of saved values: `slots` rows of `leaves`, written in order and each slot once.
+
+    `due(k, *carry)` says whether the `k`-th requested time lies in the step from `carry`; `sample(k, *carry, *dense)`
+    is the value there. `every = n > 0` saves the step's own value (`emit`: where it lies among the emitted values)
+    after every n-th accepted step.
+    """
+
+    slots: int
+    leaves: tuple[Any, ...]
+    due: LaneFunction | None = None
+    sample: LaneFunction | None = None
+    every: int = 0
+    emit: slice = slice(0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class Solve:
+    """One trajectory on arrays. `carry` are the loop variables; every function may read operands as well.
+
+    - `live(*carry)`: whether a further step is wanted.
+    - `advance(*carry) -> (*carry, kept, *dense, *emitted)`: one trial step.
+    - `observed`: the same, reporting progress; called once per step of the first forward pass only.
+    - `fixed(*carry, kept, t_after) -> (*carry, *dense, *emitted)`: the accepted step, differentiable with step times
+      as constants; gives the derivative of the loop variables `covered`.
+    - `moving`: the same with the controller's step times differentiated as well.
+    """
+
+    live: LaneFunction
+    advance: LaneFunction
+    observed: LaneFunction
+    fixed: LaneFunction
+    moving: LaneFunction
+    covered: frozenset[int]
+    carry: tuple[Any, ...]
+    time: int
+    accepted: int
+    dense: int
+    outputs: tuple[Output, ...]
+    operands: tuple[Any, ...]
+    max_steps: int | None
+
+    @property
+    def size(self) -> int:
+        """Number of loop variables."""
+        return len(self.carry)
+
+    @property
+    def emitted(self) -> int:
+        """Number of values that a step emits for its outputs."""
+        return sum(o.emit.stop - o.emit.start for o in self.outputs)
+
+    @property
+    def segment(self) -> int:
+        """Steps between two checkpoints: about the square root of the most that can be taken."""
+        if self.max_steps is None:
+            return ROWS
+        return max(1, min(self.max_steps, max(ROWS, math.isqrt(self.max_steps))))
+
+    @property
+    def checkpoints(self) -> int:
+        """Checkpoints that a record reserves."""
+        return 0 if self.max_steps is None else -(-self.max_steps // self.segment)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One application of a primitive: the solve, the vmapped axes, what is differentiated.
+
+    `axes[level][input]` says whether an input has the axis of a level (outermost first). `carry` and `operands` are
+    the loop variables and operands that are perturbed. `keep[level][output]` of a linear map says whether the output
+    has the level's axis or is the sum over it. `record` asks a forward pass for the rows that a reverse sweep needs.
+    """
+
+    solve: Solve
+    kernels: Any
+    route: Any
+    sizes: tuple[int, ...] = ()
+    axes: tuple[tuple[bool, ...], ...] = ()
+    record: bool = False
+    carry: tuple[int, ...] = ()
+    operands: tuple[int, ...] = ()
+    keep: tuple[tuple[bool, ...], ...] = ()
+
+    def replace(self, **changes: Any) -> "Call":
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    @functools.cached_property
+    def reached(self) -> tuple[int, ...]:
+        """Loop variables that the derivative reaches, in order."""
+        found = reached_carry(self.solve.advance, self.solve.size, self.carry, self.operands)
+        return tuple(sorted(i for i in found if inexact(self.solve.carry[i])))
+
+    @property
+    def moving(self) -> bool:
+        """Whether the derivative reaches step times or controller state."""
+        return not set(self.reached) <= self.solve.covered
+
+    @functools.cached_property
+    def dense(self) -> tuple[int, ...]:
+        """Dense values that can carry a derivative."""
+        first = self.solve.size
+        return tuple(j for j in range(self.solve.dense) if inexact(self.solve.fixed.outputs[first + j]))
+
+    @functools.cached_property
+    def replay(self) -> LaneFunction:
+        """The differentiable accepted step for this call: reached loop variables, `dense`, inexact emitted values."""
+        s = self.solve
+        first = s.size + s.dense
+        emitted = [first + j for j in range(s.emitted) if inexact(s.fixed.outputs[first + j])]
+        outputs = [*self.reached, *(s.size + j for j in self.dense), *emitted]
+        return (s.moving if self.moving else s.fixed).keep(outputs)
+
+    @functools.cached_property
+    def samples(self) -> tuple[LaneFunction | None, ...]:
+        """For each output, the part of its sample that can carry a derivative."""
+        keep = lambda o: [j for j, a in enumerate(o.leaves) if inexact(a)]  # noqa: E731
+        return tuple(None if o.sample is None else o.sample.keep(keep(o)) for o in self.solve.outputs)
+
+    @functools.cached_property
+    def emits(self) -> tuple[slice, ...]:
+        """For each output, where its emitted values lie among the outputs of `replay`."""
+        out, position = [], len(self.reached) + len(self.dense)
+        for o in self.solve.outputs:
+            count = len(self.saved(o)) if o.every else 0
+            out.append(slice(position, position + count))
+            position += count
+        return tuple(out)
+
+    def saved(self, output: Output) -> tuple[Any, ...]:
+        """The leaves of an output that can carry a derivative."""
+        return tuple(a for a in output.leaves if inexact(a))
+
+    @functools.cached_property
+    def row(self) -> tuple[int, ...]:
+        """Loop variables that a row holds: those that a replay of the step reads."""
+        size = self.solve.size
+        used = {a for a in self.replay.arguments if a < size}
+        for o, sample in zip(self.solve.outputs, self.samples, strict=True):
+            if sample is not None and o.due is not None:
+                used |= {a - 1 for f in (sample, o.due) for a in f.arguments if 0 < a <= size}
+        return tuple(sorted(used))

@@ -1,0 +1,96 @@
+"""Functions of one lane, traced once: a jaxpr whose inputs are loop variables and operands.
+
+Operands are the arrays of a solve that do not change while it runs: parameters, arrays inside terms and controllers,
+arrays that a vector field closes over. Tracing finds them; the lane axis of each is decided later, by `jax.vmap`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from gradsolve_backend.kernels.compat import dce_jaxpr
+
+CONSTANT_ELEMENTS = 256  # a concrete array up to this size is part of the program, a larger one is an operand
+
+
+def inexact(x: Any) -> bool:
+    """Whether an array or abstract value can carry a derivative."""
+    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+
+class Operands:
+    """Collects the operands of several lane functions, each array once."""
+
+    def __init__(self) -> None:
+        self.arrays: list[jax.Array] = []
+        self._position: dict[int, int] = {}
+
+    def add(self, array: Any) -> int:
+        """Position of `array` among the operands; appended when it is new."""
+        key = id(array)
+        if key not in self._position:
+            self._position[key] = len(self.arrays)
+            self.arrays.append(array)
+        return self._position[key]
+
+
+def _is_operand(const: Any) -> bool:
+    return isinstance(const, jax.core.Tracer) or np.size(const) > CONSTANT_ELEMENTS
+
+
+@dataclass(frozen=True, eq=False)
+class LaneFunction:
+    """A program with, for each of its inputs, where the value comes from: argument `s >= 0` or operand `~s`."""
+
+    program: core.ClosedJaxpr
+    sources: tuple[int, ...]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """Abstract values of the outputs."""
+        return [v.aval for v in self.program.jaxpr.outvars]
+
+    @property
+    def arguments(self) -> frozenset[int]:
+        """Positions of the arguments that the function reads."""
+        return frozenset(s for s in self.sources if s >= 0)
+
+    def inputs(self, arguments: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+        """What the program is called with."""
+        return [arguments[s] if s >= 0 else operands[~s] for s in self.sources]
+
+    def __call__(self, arguments: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+        """The outputs, for one lane."""
+        return jax.core.eval_jaxpr(self.program.jaxpr, self.program.consts, *self.inputs(arguments, operands))
+
+    def moved(self, mapping: dict[int, int]) -> "LaneFunction":
+        """The same function with its argument `a` taken from `mapping[a]` instead."""
+        return LaneFunction(self.program, tuple(mapping.get(s, s) for s in self.sources))
+
+    def keep(self, outputs: Sequence[int]) -> "LaneFunction":
+        """The same function with only these outputs, and what they need."""
+        jaxpr = self.program.jaxpr
+        return _pruned(jaxpr, self.program.consts, [jaxpr.outvars[i] for i in outputs], self.sources)
+
+
+def _pruned(jaxpr: core.Jaxpr, consts: Sequence[Any], outputs: Sequence[Any], sources: tuple[int, ...]) -> LaneFunction:
+    kept, used = dce_jaxpr(jaxpr.replace(outvars=list(outputs), debug_info=None), [True] * len(outputs))
+    return LaneFunction(core.ClosedJaxpr(kept, consts), tuple(s for s, u in zip(sources, used, strict=True) if u))
+
+
+def trace(function: Callable[..., Sequence[Any]], arguments: Sequence[Any], operands: Operands) -> LaneFunction:
+    """Traces `function(*arguments)`; what it closes over joins `operands`, small constants stay in the program."""
+    closed = jax.make_jaxpr(function)(*arguments)
+    pairs = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    hoisted = [(v, c) for v, c in pairs if _is_operand(c)]
+    fixed = [(v, c) for v, c in pairs if not _is_operand(c)]
+    jaxpr = closed.jaxpr.replace(
+        constvars=[v for v, _ in fixed], invars=[*(v for v, _ in hoisted), *closed.jaxpr.invars], debug_info=None
+    )
+    sources = (*(~operands.add(c) for _, c in hoisted), *range(len(arguments)))
+    return _pruned(jaxpr, [c for _, c in fixed], jaxpr.outvars, sources)
