@@ -11,6 +11,7 @@ import jax
 import jax.extend.core
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax.extend.core.primitives import convert_element_type_p
 
 from gradsolve_backend.adapters import saving
 from gradsolve_backend.adapters.flat import Flat, strong
@@ -58,8 +59,7 @@ class Built:
             arrays[i] = x
         carry = self.flat.unpack(arrays)
         count = 2 * len(self.saved)
-        index = jnp.result_type(int)  # as Diffrax's own indices
-        rest, buffers = [x.astype(index) for x in out[size : size + count]], iter(out[size + count :])
+        rest, buffers = [_weak(x) for x in out[size : size + count]], iter(out[size + count :])
         cursors = list(zip(rest[0::2], rest[1::2], strict=True))
         written = [[next(buffers) for _ in s.buffers] for s in self.saved]
         old = self.state
@@ -80,9 +80,9 @@ class Built:
             controller_state=carry.controller_state,
             progress_meter_state=carry.progress,
             result=old.result if carry.result is None else carry.result,
-            num_steps=carry.num_steps,
-            num_accepted_steps=carry.num_accepted_steps,
-            num_rejected_steps=carry.num_rejected_steps,
+            num_steps=_weak(carry.num_steps),
+            num_accepted_steps=_weak(carry.num_accepted_steps),
+            num_rejected_steps=_weak(carry.num_rejected_steps),
             event_tprev=None if event is None else event.tprev,
             event_tnext=None if event is None else event.tnext,
             event_dense_info=None if event is None else event.dense_info,
@@ -177,6 +177,11 @@ def _stepper(asked: Asked, state: Any, method: AbstractMethod) -> tuple[Stepper,
         if (jump or new_jump, result or new_result) == (jump, result):
             return stepper, carry, shapes
         jump, result = jump or new_jump, result or new_result
+
+
+def _weak(x: Any) -> Any:
+    """A count as weakly typed as Diffrax's own, so that it combines with any other integer."""
+    return convert_element_type_p.bind(x, new_dtype=jnp.result_type(int), weak_type=True, sharding=None)
 
 
 def _names(carry: Carry) -> list[str]:

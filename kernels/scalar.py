@@ -8,11 +8,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, primitives
+from jax.extend.core import ClosedJaxpr, Literal, primitives  # pyright: ignore[reportPrivateImportUsage]
 from jax.interpreters import partial_eval
 
 from gradsolve_backend.kernels import scalar_index, scalar_rules
-from gradsolve_backend.kernels.scalar_graph import Atom, Cell, Graph, Node, NoScalarForm, Value, atoms, is_known, pack
+from gradsolve_backend.kernels.scalar_graph import (
+    Atom,
+    Cell,
+    Graph,
+    Node,
+    NoScalarForm,
+    Value,
+    atoms,
+    is_known,
+    pack,
+    settled,
+)
 
 __all__ = ["NoScalarForm", "ScalarProgram", "scalarise"]
 
@@ -61,9 +72,7 @@ def _assemble(scalars: Sequence[Any], aval: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.stack(flat).reshape(aval.shape) if flat else jnp.zeros(aval.shape, aval.dtype)
 
 
-def scalarise(
-    closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence[bool] | None = None
-) -> ScalarProgram:
+def scalarise(closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence[bool] | None = None) -> ScalarProgram:
     """Rewrite a jaxpr on arrays as a scalar program.
 
     **Arguments:**
@@ -74,10 +83,12 @@ def scalarise(
       Others are exploded, and such an index selects among at most 64 elements. By default all may.
 
     **Returns:** the program. Sums and contractions run left to right, so it agrees with the original to round-off.
+    Two liberties are taken: x + 0 is x, whatever the sign of a zero x; and a zero of a matrix that is a constant of
+    `closed` leaves its term out, where 0 * NaN would be NaN.
 
     **Raises:** `NoScalarForm`, whose text names the primitive or size that stands in the way.
     """
-    avals = [variable.aval for variable in closed.jaxpr.invars]
+    avals: list[Any] = [variable.aval for variable in closed.jaxpr.invars]
     for aval in avals:
         _check_dtype(aval.dtype)
     may_be_table = [True] * len(avals) if table_inputs is None else list(table_inputs)
@@ -103,7 +114,7 @@ def _struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _check_dtype(dtype: Any) -> None:
-    if jax.dtypes.issubdtype(dtype, np.complexfloating):
+    if jnp.issubdtype(dtype, np.complexfloating):
         raise NoScalarForm("complex values have no scalar form")
     if not isinstance(dtype, np.dtype) or dtype == jax.dtypes.float0:
         raise NoScalarForm(f"values of dtype {dtype} have no scalar form")
@@ -118,14 +129,16 @@ def _cells(source: int, aval: Any) -> Value:
 
 
 def _evaluate(graph: Graph, jaxpr: Any, consts: Sequence[Any], values: Sequence[Value]) -> list[Value]:
-    known = {}
+    environment: dict[Any, Value] = dict(zip(jaxpr.invars, values, strict=True))
     for variable, const in zip(jaxpr.constvars, consts, strict=True):
         _check_dtype(variable.aval.dtype)
-        known[variable] = np.asarray(const, variable.aval.dtype)
-    environment = {**known, **dict(zip(jaxpr.invars, values, strict=True))}
+        environment[variable] = np.asarray(const, variable.aval.dtype)
 
     def read(atom: Any) -> Value:
-        return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, Literal) else environment[atom]
+        if not isinstance(atom, Literal):
+            return environment[atom]
+        aval: Any = atom.aval
+        return np.asarray(atom.val, aval.dtype)
 
     for equation in jaxpr.eqns:
         results = _apply(graph, equation, [read(atom) for atom in equation.invars])
@@ -136,16 +149,16 @@ def _evaluate(graph: Graph, jaxpr: Any, consts: Sequence[Any], values: Sequence[
 def _apply(graph: Graph, equation: Any, values: Sequence[Value]) -> list[Value]:
     name = equation.primitive.name
     rule = _RULES.get(name)
-    if any(jax.dtypes.issubdtype(variable.aval.dtype, np.complexfloating) for variable in equation.outvars):
+    if any(jnp.issubdtype(variable.aval.dtype, np.complexfloating) for variable in equation.outvars):
         raise NoScalarForm("complex values have no scalar form")
     results = None if rule is None else rule(graph, equation, *values)
     if results is None:
         raise NoScalarForm(f"primitive `{name}` has no scalar form")
-    return results
+    return [settled(value, out.aval.dtype) for value, out in zip(results, equation.outvars, strict=True)]
 
 
 def _evaluate_inner(graph: Graph, inner: Any, values: Sequence[Value]) -> list[Value]:
-    if isinstance(inner, ClosedJaxpr):
+    if isinstance(inner, ClosedJaxpr):  # older versions of jax have open ones too
         return _evaluate(graph, inner.jaxpr, inner.consts, values)
     return _evaluate(graph, inner, (), values)
 
@@ -170,14 +183,13 @@ def _cond(graph: Graph, equation: Any, index: Value, *values: Value) -> list[Val
     if is_known(index):
         return _evaluate_inner(graph, branches[min(max(int(index), 0), len(branches) - 1)], values)
     results = [_evaluate_inner(graph, branch, values) for branch in branches]
-    return [_select_case(graph, index.item(), cases) for cases in zip(*results, strict=True)]
+    outs = zip(*results, strict=True)
+    return [_select_case(graph, index.item(), cases, v.aval) for cases, v in zip(outs, equation.outvars, strict=True)]
 
 
-def _select_case(graph: Graph, index: Atom, cases: Sequence[Value]) -> Value:
-    columns = np.stack([atoms(case) for case in cases]).reshape(len(cases), -1)
-    elements = [scalar_index.select_tree(graph, column, [index]) for column in columns.T]
-    dtype = elements[0].dtype if elements else cases[0].dtype
-    return pack(elements, cases[0].shape, dtype)
+def _select_case(graph: Graph, index: Atom, cases: Sequence[Value], aval: Any) -> Value:
+    columns = np.stack([atoms(case) for case in cases]).reshape(len(cases), _size(aval))
+    return pack([scalar_index.select_tree(graph, column, [index]) for column in columns.T], aval.shape, aval.dtype)
 
 
 def _scan(graph: Graph, equation: Any, *values: Value) -> list[Value]:
@@ -194,7 +206,7 @@ def _scan(graph: Graph, equation: Any, *values: Value) -> list[Value]:
         row = [column[k, ...] for column in values[consts + carried :]]
         out = _evaluate_inner(graph, params["jaxpr"], [*values[:consts], *carry, *row])
         carry, rows[k] = out[:carried], out[carried:]
-    avals = [variable.aval for variable in equation.outvars[carried:]]
+    avals: list[Any] = [variable.aval for variable in equation.outvars[carried:]]
     return carry + [_stack_rows([rows[k][j] for k in range(length)], aval) for j, aval in enumerate(avals)]
 
 
@@ -261,8 +273,8 @@ def _emit(graph: Graph, results: Sequence[Atom], avals: Sequence[Any]) -> tuple[
 
 def _trace(graph: Graph, nodes: Sequence[Node], results: Sequence[Atom], tables: Sequence[bool], *inputs: Any) -> Any:
     source = iter(inputs)
-    # per input, the whole table or its elements
-    given = [next(source) if whole else [next(source) for _ in range(n)] for whole, n in zip(tables, graph.sizes)]
+    parts = zip(tables, graph.sizes, strict=True)
+    given = [next(source) if whole else [next(source) for _ in range(size)] for whole, size in parts]
     given += graph.tables
     values: dict[Atom, Any] = {}
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
-from jax.extend.core import primitives
+import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import primitives
 
 
 class NoScalarForm(Exception):
@@ -66,6 +67,13 @@ def pack(elements: Sequence[Atom], shape: tuple[int, ...], dtype: np.dtype) -> V
     return _filled(elements, shape)
 
 
+def settled(value: Value, dtype: np.dtype) -> Value:
+    """The same array, of numeric dtype if all of its elements turn out to be known."""
+    if value.dtype == object and all(isinstance(element, np.generic) for element in value.flat):
+        return pack(value.reshape(-1).tolist(), value.shape, dtype)
+    return value
+
+
 def _filled(elements: Iterable[Any], shape: tuple[int, ...]) -> Value:
     out = np.empty(shape, object)
     flat = out.reshape(-1)
@@ -85,7 +93,12 @@ def _key(atom: Atom) -> Any:
 
 def is_inexact(dtype: Any) -> bool:
     """Is this a floating dtype, bfloat16 and its kin included?"""
-    return jax.dtypes.issubdtype(dtype, np.inexact)
+    return jnp.issubdtype(dtype, np.inexact)
+
+
+def largest(dtype: Any) -> int:
+    """The largest number of an integer dtype."""
+    return int(np.iinfo(dtype).max)
 
 
 # ---- values known while building -------------------------------------------------------------------
@@ -105,7 +118,7 @@ def _divide(a: Any, b: Any) -> Any:
 
 
 def _convert(x: Any, new_dtype: Any, **_: Any) -> Any:
-    if is_inexact(x.dtype) and jax.dtypes.issubdtype(new_dtype, np.integer):
+    if is_inexact(x.dtype) and jnp.issubdtype(new_dtype, np.integer):
         info = np.iinfo(new_dtype)
         if not np.all((x > float(info.min)) & (x < float(info.max))):
             return None  # outside the range numpy wraps and XLA saturates

@@ -17,6 +17,7 @@ from gradsolve_backend.kernels.scalar_graph import (
     atoms,
     is_inexact,
     is_known,
+    largest,
     pack,
     same,
 )
@@ -60,7 +61,7 @@ def choose(graph: Graph, candidates: Value, starts: Sequence[Atom]) -> Atom:
 
 def select_tree(graph: Graph, candidates: Value, starts: Sequence[Atom]) -> Atom:
     """As `choose`, by a balanced tree of selects over the first axis; indices out of range take the nearest."""
-    start, top = starts[0], np.iinfo(starts[0].dtype).max
+    start, top = starts[0], largest(starts[0].dtype)
 
     def between(low: int, high: int) -> Atom:
         if high - low == 1:
@@ -140,7 +141,7 @@ def _flat(graph: Graph, steps: Sequence[Atom], strides: Sequence[int], base: int
 def _clamp(graph: Graph, start: Atom, size: int) -> Atom:
     """The start as int32 within an axis of the given size, compared in its own dtype first."""
     kind = start.dtype.type
-    high = kind(min(size - 1, np.iinfo(start.dtype).max))
+    high = kind(min(size - 1, largest(start.dtype)))
     return graph.convert(graph.call("clamp", kind(0), start, high), np.int32)
 
 
@@ -151,8 +152,8 @@ def window(graph: Graph, operand: Value, starts: Sequence[Atom], sizes: Sequence
     """`lax.dynamic_slice`: the block of the given sizes at the given starts, clamped so that it fits."""
     fixed = [isinstance(start, np.generic) for start in starts]
     cut = tuple(
-        slice(k := min(max(int(start), 0), dim - size), k + size) if known else slice(None)
-        for start, known, dim, size in zip(starts, fixed, operand.shape, sizes, strict=True)
+        slice(k := min(max(int(start), 0), dim - size), k + size) if isinstance(start, np.generic) else slice(None)
+        for start, dim, size in zip(starts, operand.shape, sizes, strict=True)
     )
     operand = operand[cut]
     if all(fixed) or 0 in sizes:
@@ -178,7 +179,7 @@ def dynamic_update_slice(graph: Graph, equation: Any, operand: Value, update: Va
 
 
 def _scalars(starts: Sequence[Value]) -> list[Atom]:
-    return [start[()] if is_known(start) else start.item() for start in starts]
+    return [atoms(start).item() for start in starts]
 
 
 def _tidy(target: Value, equation: Any) -> Value:
@@ -187,7 +188,7 @@ def _tidy(target: Value, equation: Any) -> Value:
 
 def _place(graph: Graph, name: str, target: Value, starts: Sequence[Atom], update: Value, clip: bool) -> None:
     """Combine a window into `target`, in place; one that sticks out moves inside (`clip`) or is dropped."""
-    update = atoms(update)
+    elements: Any = atoms(update)
     spans = [dim - size + 1 for dim, size in zip(target.shape, update.shape, strict=True)]
     if update.size == 0 or min(spans, default=1) < 1:
         return
@@ -203,13 +204,14 @@ def _place(graph: Graph, name: str, target: Value, starts: Sequence[Atom], updat
         here = _at(graph, starts, place, spans, clip)
         for offset in np.ndindex(*update.shape):
             spot = tuple(p + k for p, k in zip(place, offset, strict=True))
-            new = combine(graph, target[spot], update[offset])
-            target[spot] = new if here is None else graph.call("select_n", here, target[spot], new)
+            old: Any = target[spot]
+            new = combine(graph, old, elements[offset])
+            target[spot] = new if here is None else graph.call("select_n", here, old, new)
 
 
 def _places(start: Atom, span: int, clip: bool) -> Sequence[int]:
     if not isinstance(start, np.generic):
-        return range(min(span, np.iinfo(start.dtype).max + 1))
+        return range(min(span, largest(start.dtype) + 1))
     inside = min(max(int(start), 0), span - 1)
     return [inside] if clip or inside == int(start) else []
 
@@ -275,7 +277,7 @@ def _inside(graph: Graph, starts: Sequence[Atom], shape: Sequence[int], sizes: S
     for start, dim, size in zip(starts, shape, sizes, strict=True):
         kind, top = start.dtype.type, dim - size
         inside = graph.call("and", inside, graph.call("ge", start, kind(0)))
-        if top < np.iinfo(start.dtype).max:
+        if top < largest(start.dtype):
             inside = graph.call("and", inside, graph.call("le", start, kind(top)))
     return inside
 
@@ -283,15 +285,16 @@ def _inside(graph: Graph, starts: Sequence[Atom], shape: Sequence[int], sizes: S
 def _filled_outside(graph: Graph, block: Value, inside: Atom, fill: Any) -> Value:
     out = block.copy()
     for place in np.ndindex(*block.shape):
-        dtype = block[place].dtype
-        out[place] = graph.call("select_n", inside, dtype.type(_fill(dtype) if fill is None else fill), block[place])
+        old: Any = block[place]
+        new = old.dtype.type(_fill(old.dtype) if fill is None else fill)
+        out[place] = graph.call("select_n", inside, new, old)
     return out
 
 
 def _fill(dtype: np.dtype) -> Any:
     if is_inexact(dtype):
         return np.nan
-    if dtype == bool:
+    if dtype.kind == "b":
         return True
     return np.iinfo(dtype).min if dtype.kind == "i" else np.iinfo(dtype).max
 
@@ -314,7 +317,6 @@ def scatter(graph: Graph, equation: Any, operand: Value, indices: Value, updates
         block = updates[(*batch, ...)]  # the ellipsis keeps a rank-0 block an array
         _place(graph, equation.primitive.name, target, starts, block, clip=params["mode"] == _Mode.CLIP)
     return [_tidy(target, equation)]
-
 
 
 RULES: dict[str, Callable[..., list[Value]]] = {

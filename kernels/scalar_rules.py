@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from gradsolve_backend.kernels.scalar_graph import Atom, Graph, Value, atoms, fold, is_inexact, is_known, pack
@@ -131,17 +130,22 @@ def _slice(graph: Graph, equation: Any, value: Value) -> list[Value]:
 
 def _pad(graph: Graph, equation: Any, value: Value, filling: Value) -> list[Value]:
     value, filling = _aligned(value, filling)
-    out = np.empty(equation.outvars[0].aval.shape, value.dtype)
+    return [_padded(value, filling, equation.params["padding_config"], equation.outvars[0].aval.shape)]
+
+
+def _padded(value: Value, filling: Value, config: Sequence[tuple[int, int, int]], shape: Sequence[int]) -> Value:
+    """As `lax.pad`; `config` has (low, high, interior) per axis."""
+    if not config:
+        return value
+    out = np.empty(shape, value.dtype)
     out.reshape(-1)[:] = filling
     places = []
-    for (low, _, interior), size, total in zip(equation.params["padding_config"], value.shape, out.shape, strict=True):
+    for (low, _, interior), size, total in zip(config, value.shape, shape, strict=True):
         place = low + np.arange(size) * (interior + 1)
         kept = (place >= 0) & (place < total)
         places.append((place[kept], np.arange(size)[kept]))
-    if places:
-        out[np.ix_(*(to for to, _ in places))] = value[np.ix_(*(start for _, start in places))]
-        return [out]
-    return [value]
+    out[np.ix_(*(to for to, _ in places))] = value[np.ix_(*(start for _, start in places))]
+    return out
 
 
 def _iota(graph: Graph, equation: Any, *_: Value) -> list[Value]:
@@ -180,11 +184,10 @@ def _identity(graph: Graph, equation: Any, *values: Value) -> list[Value]:
 
 def _empty(name: str, dtype: np.dtype) -> Any:
     """What a reduction over nothing gives."""
-    if name in ("max", "min") and dtype != bool:
-        info = jax.numpy.finfo(dtype) if is_inexact(dtype) else np.iinfo(dtype)
-        ends = (-np.inf, np.inf) if is_inexact(dtype) else (info.min, info.max)
-        return dtype.type(ends[name == "min"])
-    return dtype.type(name in ("mul", "and", "min"))
+    if name not in ("max", "min") or dtype.kind == "b":
+        return dtype.type(name in ("mul", "and", "min"))
+    ends = (-np.inf, np.inf) if is_inexact(dtype) else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return dtype.type(ends[name == "min"])
 
 
 def _rows(value: Value, axes: Sequence[int]) -> tuple[list[list[Atom]], tuple[int, ...]]:
@@ -272,6 +275,39 @@ def _inner(graph: Graph, row: list[Atom], column: list[Atom], skips: tuple[bool,
     return total
 
 
+def _convolve(graph: Graph, equation: Any, left: Value, right: Value) -> list[Value] | None:
+    """A convolution as the contraction of its windows with the kernel."""
+    params, aval = equation.params, equation.outvars[0].aval
+    spec = params["dimension_numbers"]
+    if params["batch_group_count"] != 1:
+        return None
+    left = _dilated(
+        left.transpose(spec.lhs_spec), equation.invars[0].aval.dtype, params["lhs_dilation"], params["padding"]
+    )
+    right, steps = right.transpose(spec.rhs_spec), params["rhs_dilation"]
+    outputs, inputs, *kernel = right.shape
+    shape = tuple(aval.shape[axis] for axis in spec.out_spec)
+    elements = []
+    skips = (False, is_known(right))
+    left, right = atoms(left), atoms(right)
+    for batch, channel, *place in np.ndindex(*shape):
+        first = inputs * (channel * params["feature_group_count"] // outputs)
+        corner = [k * stride for k, stride in zip(place, params["window_strides"], strict=True)]
+        spatial = [slice(c, c + n * s, s) for c, n, s in zip(corner, kernel, steps, strict=True)]
+        row = left[(batch, slice(first, first + inputs), *spatial)].reshape(-1).tolist()
+        elements.append(_inner(graph, row, right[channel].reshape(-1).tolist(), skips, aval.dtype))
+    out = pack(elements, shape, aval.dtype)
+    return [out.transpose(np.argsort(spec.out_spec))]
+
+
+def _dilated(value: Value, dtype: np.dtype, dilation: Sequence[int], padding: Sequence[tuple[int, int]]) -> Value:
+    """Zeros between and around the spatial elements."""
+    config = [(0, 0, 0), (0, 0, 0), *((low, high, d - 1) for d, (low, high) in zip(dilation, padding, strict=True))]
+    sizes = [low + high + n + max(n - 1, 0) * d for (low, high, d), n in zip(config, value.shape, strict=True)]
+    value, zero = _aligned(value, np.zeros((), dtype))
+    return _padded(value, zero, config, sizes)
+
+
 def _concatenate(graph: Graph, equation: Any, *values: Value) -> list[Value]:
     return [np.concatenate(_aligned(*values), axis=equation.params["dimension"])]
 
@@ -318,4 +354,5 @@ RULES: dict[str, Callable[..., list[Value] | None]] = {
     "rev": lambda graph, equation, value: [np.flip(value, equation.params["dimensions"])],
     "tile": lambda graph, equation, value: [np.tile(value, equation.params["reps"])],
     "dot_general": _dot_general,
+    "conv_general_dilated": _convolve,
 }

@@ -26,7 +26,7 @@ class Output:
     due: LaneFunction | None = None
     sample: LaneFunction | None = None
     every: int = 0
-    emit: slice = slice(0, 0)
+    emit: slice = dataclasses.field(default_factory=lambda: slice(0, 0))
 
 
 @dataclass(frozen=True, eq=False)
