@@ -14,6 +14,7 @@ from gradsolve_backend.adapters.build import Built, build
 from gradsolve_backend.adapters.trial import Asked
 from gradsolve_backend.config import requested_backend
 from gradsolve_backend.kernels.compat import is_unsafe_sde
+from gradsolve_backend.kernels.forms import step_equations
 from gradsolve_backend.kernels.primitives import solve
 from gradsolve_backend.kernels.solve import Call
 from gradsolve_backend.marker import mark
@@ -75,8 +76,9 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
         def outer(cond_fun: Any, body_fun: Any, state: Any, **_: Any) -> Any:
             del cond_fun, body_fun
             built = build(asked, state)
-            chosen = route(_problem(given, built), name, origin, known)
-            call = Call(built.solve, known[chosen.backend].kernels, chosen)
+            problem = _problem(given, built)
+            chosen = route(problem, name, origin, known)
+            call = Call(built.solve, known[chosen.backend].kernels, chosen, scalar=problem.equations is not None)
             return built.finished(solve(call, *built.inputs))
 
         keywords = {k: v for k, v in given.items() if k not in PASSED}
@@ -98,6 +100,7 @@ def _problem(given: dict[str, Any], built: Built | None) -> Problem:
     leaves = jtu.tree_leaves(given["init_state"].y)
     platform = jax.default_backend()
     per_row, per_carry = (0, 0) if built is None else _bytes(built)
+    equations, reason = (None, "not looked at: Diffrax's own loop was asked for") if built is None else step_equations(built.solve)
     return Problem(
         platform="cuda" if platform == "gpu" else platform,
         solver=type(given["solver"]).__name__,
@@ -105,8 +108,8 @@ def _problem(given: dict[str, Any], built: Built | None) -> Problem:
         saving=_saving(given["saveat"]),
         dimension=sum(jnp.size(x) * (2 if jnp.iscomplexobj(x) else 1) for x in leaves),
         dtypes=tuple(sorted({str(jnp.result_type(x)) for x in leaves})),
-        equations=None,
-        no_scalar_form="scalar lanes are not built yet",
+        equations=equations,
+        no_scalar_form=reason,
         obstacles=(),
         max_steps=given["max_steps"],
         bytes_forward=per_carry,

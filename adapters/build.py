@@ -252,6 +252,8 @@ def build(asked: Asked, state: Any) -> Built:
     for name in ("advance", "observed", "fixed", "moving"):
         rest = range(len(arrays), len(moved[name].outputs))
         moved[name] = moved[name].keep([*varying, *rest])
+    if not shows:
+        moved["observed"] = moved["advance"]
     kept = [names[i] for i in varying]
     solve = Solve(
         **moved,

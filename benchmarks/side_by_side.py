@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
 
 def final(field: Callable[..., Any], inputs: Any, tolerance: float, adjoint: diffrax.AbstractAdjoint) -> Any:
-    """State after one unit of time, by Tsit5, of `inputs` (initial state, parameters); time has the dtype of the state."""
+    """State after one unit of time, by Tsit5; `inputs` are initial state and parameters, time has the state's dtype."""
     y0, args = inputs
     zero, one, first = (jnp.asarray(x, y0.dtype) for x in (0.0, 1.0, 0.01))
     control = diffrax.PIDController(rtol=tolerance, atol=tolerance)

@@ -75,7 +75,7 @@ def _diffusion(t: Any, y: Any, args: Any) -> Any:
 
 
 def _five_bodies(t: Any, y: Any, args: Any) -> Any:
-    """C5: the outer planets; `y` is positions then velocities, (2, 5, 3); `args` is k2, the sun's and the five masses."""
+    """C5: the outer planets; `y`: positions and velocities, (2, 5, 3); `args`: k2, the mass of the sun, five masses."""
     place, velocity = y[0], y[1]
     k2, sun, mass = args[0], args[1], args[2:]
     apart = place[None, :, :] - place[:, None, :]
@@ -137,9 +137,9 @@ _PLANETS_END = (
 _START_AT_ONE = [1.0] + [0.0] * 9
 
 
-def _ellipse(name: str, eccentricity: float, mild: bool, steps: int) -> Problem:
+def _ellipse(name: str, eccentricity: float, mild: bool) -> Problem:
     speed = np.sqrt((1 + eccentricity) / (1 - eccentricity))
-    return _row(name, _orbit, [1 - eccentricity, 0, 0, speed], 1.0, mild=mild, steps=steps)
+    return _row(name, _orbit, [1 - eccentricity, 0, 0, speed], 1.0, mild=mild, steps=200)
 
 
 CLASS_A = (
@@ -170,9 +170,7 @@ CLASS_C = (
         end=_PLANETS_END,
     ),
 )
-CLASS_D = tuple(
-    _ellipse(f"d{i + 1}", eccentricity, mild=i < 3, steps=200) for i, eccentricity in enumerate((0.1, 0.3, 0.5, 0.7, 0.9))
-)
+CLASS_D = tuple(_ellipse(f"d{i + 1}", 0.1 + 0.2 * i, mild=i < 3) for i in range(5))
 CLASS_E = (
     _row("e1", _e1, [0.6713967071418030, 0.09540051444747446], [1, 0.25], mild=True),
     _row("e2", _e2, [2, 0], 1.0, steps=200, end=(2.008149762174948, -4.250887527320057e-2)),

@@ -56,8 +56,8 @@ class Case:
 
 
 #: Axes a rule looks at, and what it demands of them.
-_Rule = tuple[tuple[str, ...], Callable[..., bool]]
-_RULES: tuple[_Rule, ...] = (
+Rule = tuple[tuple[str, ...], Callable[..., bool]]
+RULES: tuple[Rule, ...] = (
     (("solver", "problem"), lambda s, p: SOLVERS[s].kind == PROBLEMS[p].kind),
     (("solver", "problem"), lambda s, p: SOLVERS[s].implicit or not PROBLEMS[p].stiff),
     (("solver", "controller"), lambda s, c: SOLVERS[s].error or c in FIXED),
@@ -82,7 +82,7 @@ _RULES: tuple[_Rule, ...] = (
 
 def makes_sense(point: Mapping[str, str]) -> bool:
     """Whether some values, of all axes or of a few, can stand together in one case."""
-    return all(demand(*(point[a] for a in axes)) for axes, demand in _RULES if all(a in point for a in axes))
+    return all(demand(*(point[a] for a in axes)) for axes, demand in RULES if all(a in point for a in axes))
 
 
 Pair = tuple[tuple[str, str], tuple[str, str]]

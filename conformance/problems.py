@@ -1,4 +1,4 @@
-"""The problem axis: DETEST, and what users of differentiable solvers bring: chaos, stiffness, networks, data, doses, noise."""
+"""The problem axis: DETEST, and what users bring: chaos, stiffness, networks, data, doses, noise."""
 
 from typing import Any
 
@@ -11,6 +11,8 @@ from gradsolve_backend.conformance.detest import DETEST
 from gradsolve_backend.conformance.problem import Problem, by_name, ode
 
 _HAIRER = "Hairer, Wanner: Solving Ordinary Differential Equations II, 1996, doi:10.1007/978-3-642-05221-7"
+_LORENZ = "Lorenz 1963, doi:10.1175/1520-0469(1963)020<0130:DNF>2.0.CO;2"
+_LORENZ96 = "Lorenz: Predictability, a problem partly solved, 1996"
 _OWN = "made for this suite"
 
 
@@ -102,7 +104,7 @@ def _coupling(t: Any, y: Any, args: Any) -> Any:
 
 
 def _relaxation(t: Any, y: Any, args: Any) -> Any:
-    return -args["rates"] * y
+    return -args["rates"] * (y + 0.1 * y**3)
 
 
 def _split(problem: Problem, dtype: Any) -> Any:
@@ -125,13 +127,9 @@ def _noisy(problem: Problem, dtype: Any) -> Any:
 
 
 _CHAOS = (
-    Problem("lorenz", ode(_lorenz), np.ones(3), np.array([10, 28, 8 / 3]), 2.0, "Lorenz 1963", steps=200),
-    Problem(
-        "lorenz96d4", ode(_lorenz96), np.array([8.01, 8, 8, 8.1]), np.array(8.0), 2.0, "Lorenz 1996, dimension 4", steps=100
-    ),
-    Problem(
-        "lorenz96d10", ode(_lorenz96), 8 + np.sin(np.arange(10.0)), np.array(8.0), 1.0, "Lorenz 1996, dimension 10", steps=100
-    ),
+    Problem("lorenz", ode(_lorenz), np.ones(3), np.array([10, 28, 8 / 3]), 2.0, _LORENZ, steps=200),
+    Problem("lorenz96d4", ode(_lorenz96), np.array([8.01, 8, 8, 8.1]), np.array(8.0), 2.0, _LORENZ96, steps=100),
+    Problem("lorenz96d10", ode(_lorenz96), 8 + np.sin(np.arange(10.0)), np.array(8.0), 1.0, _LORENZ96, steps=100),
 )
 _STIFF = (
     Problem("vanderpol", ode(_van_der_pol), np.array([2.0, 0]), np.array(5.0), 8.0, _HAIRER, steps=400),
@@ -175,7 +173,11 @@ _APPLIED = (
         "forced",
         ode(_forced),
         np.array([0.2, 0.0]),
-        {"stiffness": np.array(2.0), "damping": np.array(0.3), "table": np.sin(2.1 * _TABLE_TIMES) + 0.2 * _TABLE_TIMES},
+        {
+            "stiffness": np.array(2.0),
+            "damping": np.array(0.3),
+            "table": np.sin(2.1 * _TABLE_TIMES) + 0.2 * _TABLE_TIMES,
+        },
         4.0,
         _OWN,
     ),

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import optimistix as optx
 
 from gradsolve_backend.conformance import axes
 from gradsolve_backend.conformance.grid import Case
@@ -56,14 +57,14 @@ class Solve:
 
         Returns:
             `outputs`, a PyTree of floating arrays without infinities, and a dictionary of `steps` (taken, accepted,
-            rejected, (solves, 3)) and, where asked for, `mesh` (MAX_STEPS + 1,).
+            rejected, (solves, 3)), `unused` (where the infinities were) and, where asked for, `mesh` (MAX_STEPS + 1,).
         """
         if self.case.saving == "state":
             return self._in_two_parts(inputs, times)
         saveat, read = self._saving(times)
         sol = self._solve(inputs, times, mesh, saveat)
         # Always as an auxiliary output of the same solve: another program may round, and so step, otherwise.
-        aux = {"steps": _counts(sol)}
+        aux = {"steps": _counts(sol), "unused": _unused((sol.ts, sol.ys), self.with_mesh)}
         if self.with_mesh:
             ts = sol.ts["mesh"]
             aux["mesh"] = jnp.where(jnp.isfinite(ts), ts, times["t1"])
@@ -71,8 +72,7 @@ class Solve:
 
     def _solve(self, inputs: tuple[Any, Any], times: dict[str, Any], mesh: Any, saveat: Any, **state: Any) -> Any:
         case, (y0, args) = self.case, inputs
-        row = (self.problem, axes.SOLVERS[case.solver], case.controller, case.jax_dtype)
-        controller = axes.make_controller(row, times)
+        controller = axes.make_controller(case.controller, self.problem, self._tolerance, times)
         return diffrax.diffeqsolve(
             self.problem.terms(self.problem, case.jax_dtype),
             self._solver(),
@@ -88,13 +88,20 @@ class Solve:
             **state,
         )
 
+    @property
+    def _tolerance(self) -> dict[str, float]:
+        return axes.tolerances(self.problem, axes.SOLVERS[self.case.solver], self.case.jax_dtype)
+
     def _solver(self) -> diffrax.AbstractSolver:
-        """Implicit solvers take their inner tolerances from the controller; on a mesh they must be told the same ones."""
-        row = axes.SOLVERS[self.case.solver]
-        if not row.implicit or (self.case.controller in axes.ADAPTIVE and self.case.oracle == "plain"):
+        """Implicit solvers take inner tolerances from an adaptive controller; for any other they must be given."""
+        row, case = axes.SOLVERS[self.case.solver], self.case
+        fixed = case.controller in axes.FIXED
+        if not row.implicit or (row.family == "implicit" and not fixed and case.oracle == "plain"):
             return row.make()
-        tolerance = axes.tolerances(self.problem, row, self.case.jax_dtype)
-        return row.make(root_finder=diffrax.VeryChord(**tolerance))
+        # The default root finder takes changes as small as rounding for divergence, and has the controller try a
+        # smaller step. A fixed mesh has none; and where half of a problem is explicit, rounding would decide the steps.
+        finder = optx.Newton if fixed or row.family == "imex" else diffrax.VeryChord
+        return row.make(root_finder=finder(**self._tolerance))
 
     def _saving(self, times: dict[str, Any]) -> tuple[diffrax.SaveAt, Callable[[Any], Any]]:
         subs = _SUBS[self.case.saving](times)
@@ -118,7 +125,7 @@ class Solve:
         second = self._solve((y1, inputs[1]), times | {"t0": middle}, None, diffrax.SaveAt(t1=True), **state)
         kept = eqx.filter((first.solver_state, first.controller_state), eqx.is_inexact_array)
         outputs = _finite((first.ys, second.ys, jtu.tree_leaves(kept)))
-        return outputs, {"steps": jnp.concatenate([_counts(first), _counts(second)])}
+        return outputs, {"steps": jnp.concatenate([_counts(first), _counts(second)]), "unused": ()}
 
 
 _SUBS: dict[str, Callable[[dict[str, Any]], Any]] = {

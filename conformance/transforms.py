@@ -1,4 +1,4 @@
-"""The transform axis: what is done to a solve, once with `jax.vmap` for the lanes and once with a plain loop over them."""
+"""The transform axis: what is done to a solve, with `jax.vmap` for its lanes or with a plain loop over them."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-#: value; gradient over (y0, args); gradient over all times of the call; jvp; both Jacobians; value and gradient of many;
-#: gradient of a sum over many y0 with shared args; vmap of vmap of the gradient; jvp of the gradient.
+#: Value; gradient over (y0, args); gradient over all times of the call; jvp; both Jacobians; value and gradient of
+#: many; gradient of a sum over many y0 with shared args; vmap of vmap of the gradient; jvp of the gradient.
 TRANSFORMS = (
     "value",
     "grad",
@@ -63,8 +63,8 @@ def _weights(x: Any, shift: float) -> Any:
 
 def _weighted(outputs: Any, shift: float = 0.5) -> Any:
     """A number that every entry of the outputs has a part in."""
-    leaves = jtu.tree_leaves(outputs)
-    return sum((jnp.sum(_weights(x, shift + i) * x) for i, x in enumerate(leaves)), start=jnp.zeros((), leaves[0].dtype))
+    sums = [jnp.sum(_weights(x, shift + i) * x) for i, x in enumerate(jtu.tree_leaves(outputs))]
+    return jnp.sum(jnp.stack(sums))
 
 
 def _direction(inputs: Any) -> Any:

@@ -86,15 +86,15 @@ def measure(census: demo_model.Census, starts: Array, options: Options, console:
             fits.append(compiled(partial(demo_model.fit, census=census, adjoint=method.fit), starts))
         with stage(console, f"compile the gradient ({method.title})"):
             gradients.append(compiled(partial(demo_model.gradients, census=census, adjoint=method.gradient), starts))
-    with stage(console, f"fit from {len(starts)} starts, {options.fit_rounds} times with each"):
+    with stage(console, f"fit from {len(starts)} starts, {options.fit_rounds + 1} times with each"):
+        fitted = [jax.block_until_ready(run(starts)) for run, _ in fits]
         fit_seconds = alternate([run for run, _ in fits], [starts], options.fit_rounds)
-    with stage(console, f"gradient at {len(starts)} starts, {options.gradient_rounds} times with each"):
+    with stage(console, f"gradient at {len(starts)} starts, {options.gradient_rounds + 1} times with each"):
+        slopes = [np.asarray(run(starts)) for run, _ in gradients]
         gradient_seconds = alternate([run for run, _ in gradients], [starts], options.gradient_rounds)
     ours, stock = (
-        Measured(compile_fit, run_fit, compile_gradient, run_gradient, fit(starts), np.asarray(gradient(starts)))
-        for (fit, compile_fit), run_fit, (gradient, compile_gradient), run_gradient in zip(
-            fits, fit_seconds, gradients, gradient_seconds, strict=True
-        )
+        Measured(fits[i][1], fit_seconds[i], gradients[i][1], gradient_seconds[i], fitted[i], slopes[i])
+        for i in range(len(fits))
     )
     return ours, stock
 

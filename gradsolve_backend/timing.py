@@ -23,11 +23,9 @@ def seconds_of(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
 
 
 def alternate(functions: Sequence[Callable[..., Any]], arguments: Sequence[Any], rounds: int) -> list[float]:
-    """Median seconds of a call of each function, after one warm-up each.
+    """Median seconds of a call of each function; call each once before, as first calls are slower.
 
     They are called in turn, so that a moment in which the machine is busy hits all alike.
     """
-    for function in functions:
-        seconds_of(function, arguments)
     taken = [[seconds_of(function, arguments) for function in functions] for _ in range(rounds)]
     return [statistics.median(column) for column in zip(*taken, strict=True)]

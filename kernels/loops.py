@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradsolve_backend.kernels.lanes import Flags, column, over, put, select, spread
+from gradsolve_backend.kernels.evaluate import AbstractLanes, ArrayLanes, ScalarLanes, Shape, shaped
+from gradsolve_backend.kernels.lanes import Flags, put, select, spread
 from gradsolve_backend.kernels.solve import Call, Output, Solve
 from gradsolve_backend.kernels.trace import LaneFunction
 
@@ -37,30 +38,7 @@ class Step(NamedTuple):
     emitted: list[Any]
 
 
-@dataclass(frozen=True)
-class Lanes:
-    """The lanes of a forward pass: sizes of its levels, which operands have them, the operands."""
-
-    solve: Solve
-    sizes: tuple[int, ...]
-    flags: Flags  # per level, per operand
-    operands: list[Any]
-
-    def inputs(self, function: LaneFunction, arguments: Sequence[Any]) -> tuple[list[Any], Flags]:
-        """Inputs of a lane function whose arguments have every level, and the flags of those inputs."""
-        flags = tuple(tuple(s >= 0 or level[~s] for s in function.sources) for level in self.flags)
-        return function.inputs(arguments, self.operands), flags
-
-    def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
-        """A lane function on all lanes."""
-        program = function.program
-        inputs, flags = self.inputs(function, arguments)
-        out = over(lambda *x: jax.core.eval_jaxpr(program.jaxpr, program.consts, *x), flags)(*inputs)
-        has = [any(level) for level in flags]  # all of them, but for a function that reads no argument
-        return [spread(x, has, self.sizes) for x in out]
-
-
-def start(lanes: Lanes, carry: Sequence[Any]) -> Progress:
+def start(lanes: AbstractLanes, carry: Sequence[Any]) -> Progress:
     """The loop variables before the first step."""
     [alive] = lanes.evaluate(lanes.solve.live, carry)
     zero = jnp.zeros(lanes.sizes, jnp.int32)
@@ -73,16 +51,16 @@ def going(solve: Solve, p: Progress) -> Any:
     return more if solve.max_steps is None else more & (p.n < solve.max_steps)
 
 
-def buffers(lanes: Lanes) -> list[list[Any]]:
+def buffers(lanes: AbstractLanes) -> list[list[Any]]:
     """Buffers of the outputs. What is in a slot that is never written does not matter."""
-    return [[jnp.zeros(lanes.sizes + (o.slots, *a.shape), a.dtype) for a in o.leaves] for o in lanes.solve.outputs]
+    return [[lanes.zeros((*lanes.sizes, o.slots), a) for a in o.leaves] for o in lanes.solve.outputs]
 
 
 @dataclass(frozen=True)
 class Values:
     """What a forward pass writes into its outputs after a step."""
 
-    lanes: Lanes
+    lanes: AbstractLanes
     before: Progress
     step: Step
     columns: int = 0
@@ -98,7 +76,7 @@ class Values:
         return self.step.emitted[self.lanes.solve.outputs[number].emit]
 
 
-def sample_times(lanes: Lanes, number: int, before: Progress, kept: Any, visit: Any, state: Any) -> Any:
+def sample_times(lanes: AbstractLanes, number: int, before: Progress, kept: Any, visit: Any, state: Any) -> Any:
     """`(k, slot), state` after `state = visit(k, slot, state)` for each requested time in the step.
 
     `slot` is that of the value, or beyond the end for lanes that have no (further) time in the step.
@@ -149,7 +127,7 @@ def save(values: Any, saved: Sequence[Any] | None) -> tuple[list[Any], list[Any]
     return cursors, None if saved is None else out
 
 
-def move(lanes: Lanes, p: Progress, function: LaneFunction) -> tuple[Progress, Step]:
+def move(lanes: AbstractLanes, p: Progress, function: LaneFunction) -> tuple[Progress, Step]:
     """One trial step of all lanes, those that have ended left as they are; cursors are not moved."""
     solve = lanes.solve
     out = lanes.evaluate(function, p.carry)
@@ -161,7 +139,7 @@ def move(lanes: Lanes, p: Progress, function: LaneFunction) -> tuple[Progress, S
     return Progress(p.n + 1, alive, carry, p.cursors), step
 
 
-def advance(lanes: Lanes, p: Progress, saved: Any, function: LaneFunction) -> tuple[Progress, Any, Step]:
+def advance(lanes: AbstractLanes, p: Progress, saved: Any, function: LaneFunction) -> tuple[Progress, Any, Step]:
     """One trial step of all lanes with its outputs saved."""
     after, step = move(lanes, p, function)
     cursors, saved = save(Values(lanes, p, step), saved)
@@ -183,17 +161,17 @@ def row_avals(call: Call) -> list[Any]:
     return [*(solve.carry[i] for i in call.row), *cursors, *marks, solve.carry[solve.time], solve.carry[solve.accepted]]
 
 
-def reserve(lanes: Lanes, count: int, avals: Sequence[Any]) -> list[Any]:
+def reserve(lanes: AbstractLanes, count: int, avals: Sequence[Any]) -> list[Any]:
     """`count` rows for every lane; each is written before it is read."""
-    return [jnp.zeros((count, *lanes.sizes, *a.shape), a.dtype) for a in avals]
+    return [lanes.zeros((count, *lanes.sizes), a) for a in avals]
 
 
 def write(rows: Sequence[Any], row: Sequence[Any], index: Any) -> list[Any]:
     """Rows with one replaced."""
-    return [jax.lax.dynamic_update_index_in_dim(R, r, index, 0) for R, r in zip(rows, row, strict=True)]
+    return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, index, 0), list(rows), list(row))
 
 
-def segment(call: Call, lanes: Lanes, state: Any, function: LaneFunction) -> Any:
+def segment(call: Call, lanes: AbstractLanes, state: Any, function: LaneFunction) -> Any:
     """Up to one segment of steps from `state = progress, buffers, rows`, each leaving its row."""
 
     def body(s: Any) -> Any:
@@ -205,36 +183,51 @@ def segment(call: Call, lanes: Lanes, state: Any, function: LaneFunction) -> Any
     return jax.lax.while_loop(more, body, (jnp.int32(0), *state))[1:]
 
 
-def primal_flags(call: Call) -> tuple[Flags, Flags]:
-    """Flags of the loop variables and of the operands of a forward call."""
-    size = call.solve.size
-    count = size + len(call.solve.operands)
-    return tuple(a[:size] for a in call.axes), tuple(a[size:count] for a in call.axes)
+def make_lanes(scalar: bool, solve: Solve, sizes: Shape, flags: Flags, operands: list[Any]) -> AbstractLanes:
+    """Lanes of one form."""
+    return (ScalarLanes.of if scalar else ArrayLanes)(solve, sizes, flags, operands)
+
+
+def entered(call: Call, inputs: Sequence[Any]) -> tuple[AbstractLanes, list[Any]]:
+    """The lanes of a forward call and its loop variables."""
+    solve = call.solve
+    flags = tuple(a[solve.size :] for a in call.axes)
+    lanes = make_lanes(call.scalar, solve, call.sizes, flags, list(inputs[solve.size :]))
+    has = lambda i: [a[i] for a in call.axes]  # noqa: E731
+    carry = [spread(x, has(i), call.sizes) for i, x in enumerate(inputs[: solve.size])]
+    return lanes, [lanes.enter(x, a) for x, a in zip(carry, solve.carry, strict=True)]
 
 
 def forward(call: Call, *inputs: Any) -> list[Any]:
     """Final loop variables, cursors, outputs; with `call.record`: steps, checkpoints and last rows as well."""
     solve = call.solve
-    carry_flags, operand_flags = primal_flags(call)
-    carry = [spread(x, column(carry_flags, i), call.sizes) for i, x in enumerate(inputs[: solve.size])]
-    lanes = Lanes(solve, call.sizes, operand_flags, list(inputs[solve.size :]))
+    lanes, carry = entered(call, inputs)
     p, saved = start(lanes, carry), buffers(lanes)
     if not call.record:
         body = lambda s: advance(lanes, *s, solve.observed)[:2]  # noqa: E731
-        p, saved = jax.lax.while_loop(lambda s: going(solve, s[0]), body, (p, saved))
-        return jax.tree.leaves((p.carry, p.cursors, saved))
+        return _left(lanes, *jax.lax.while_loop(lambda s: going(solve, s[0]), body, (p, saved)))
     rows = reserve(lanes, solve.segment, row_avals(call))
     marks = reserve(lanes, solve.checkpoints, checkpoint_avals(solve))
 
     def body(s: Any) -> Any:
         i, p, saved, rows, marks = s
-        marks = write(marks, jax.tree.leaves((p.carry, p.cursors)), i)
+        marks = write(marks, [*p.carry, *jax.tree.leaves(p.cursors)], i)
         p, saved, rows = segment(call, lanes, (p, saved, rows), solve.observed)
         return i + 1, p, saved, rows, marks
 
     state = (jnp.int32(0), p, saved, rows, marks)
     _, p, saved, rows, marks = jax.lax.while_loop(lambda s: going(solve, s[1]), body, state)
-    return jax.tree.leaves((p.carry, p.cursors, saved, p.n, marks, rows))
+    return [*_left(lanes, p, saved), *jax.tree.leaves((p.n, marks, rows))]
+
+
+def _left(lanes: AbstractLanes, p: Progress, saved: Sequence[Any]) -> list[Any]:
+    """The outputs of a forward pass as arrays."""
+    solve, sizes = lanes.solve, lanes.sizes
+    carry = [lanes.leave(x, a, sizes) for x, a in zip(p.carry, solve.carry, strict=True)]
+    out = [*carry, *jax.tree.leaves(p.cursors)]
+    for o, buffer in zip(solve.outputs, saved, strict=True):
+        out += [lanes.leave(x, a, (*sizes, o.slots)) for x, a in zip(buffer, o.leaves, strict=True)]
+    return out
 
 
 def checkpoint_avals(solve: Solve) -> list[Any]:
@@ -242,15 +235,21 @@ def checkpoint_avals(solve: Solve) -> list[Any]:
     return [*solve.carry, *[jax.ShapeDtypeStruct((), jnp.int32)] * (2 * len(solve.outputs))]
 
 
-def outcome(call: Call) -> tuple[list[Any], list[int]]:
-    """Abstract values of a forward call's outputs and the position of the lane axes in each (-1: none)."""
+def record_shapes(call: Call) -> tuple[list[Any], list[Any]]:
+    """Checkpoints and rows of a record, as trees of abstract arrays."""
     solve, sizes = call.solve, call.sizes
-    one = [*checkpoint_avals(solve), *(jax.ShapeDtypeStruct((o.slots, *a.shape), a.dtype) for o in solve.outputs for a in o.leaves)]
-    avals = [jax.ShapeDtypeStruct(sizes + a.shape, a.dtype) for a in one]
-    offsets = [0] * len(avals)
-    if call.record:
-        kept = [(solve.checkpoints, a) for a in checkpoint_avals(solve)] + [(solve.segment, a) for a in row_avals(call)]
-        avals.append(jax.ShapeDtypeStruct((), jnp.int32))
-        avals += [jax.ShapeDtypeStruct((count, *sizes, *a.shape), a.dtype) for count, a in kept]
-        offsets += [-1, *[1] * len(kept)]
-    return avals, offsets
+    of = lambda count, avals: [shaped(call.scalar, (count, *sizes), a) for a in avals]  # noqa: E731
+    return of(solve.checkpoints, checkpoint_avals(solve)), of(solve.segment, row_avals(call))
+
+
+def outcome(call: Call) -> list[Any]:
+    """Abstract values of a forward call's outputs without the record; each has the axes of all lanes in front."""
+    solve, sizes = call.solve, call.sizes
+    one = checkpoint_avals(solve)
+    one += [jax.ShapeDtypeStruct((o.slots, *a.shape), a.dtype) for o in solve.outputs for a in o.leaves]
+    return [jax.ShapeDtypeStruct(sizes + a.shape, a.dtype) for a in one]
+
+
+def record_outcome(call: Call) -> list[Any]:
+    """Abstract values of a record: the number of steps, then arrays whose lane axes are behind the first."""
+    return [jax.ShapeDtypeStruct((), jnp.int32), *jax.tree.leaves(record_shapes(call))] if call.record else []

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from gradsolve_backend.kernels.loops import checkpoint_avals, outcome
+from gradsolve_backend.kernels.forms import takes_scalar
+from gradsolve_backend.kernels.loops import checkpoint_avals, outcome, record_outcome
 from gradsolve_backend.kernels.replay import primal_count
 from gradsolve_backend.kernels.second import aligned, derivative, fast, record_axes, slow
 from gradsolve_backend.kernels.solve import Call
@@ -64,7 +65,7 @@ def cotangent_outputs(call: Call) -> list[Any]:
 
 
 forward_p = _primitive(
-    "gradsolve_forward", lambda call, *x: call.kernels.forward(call, *x), lambda call, *_: outcome(call)[0]
+    "gradsolve_forward", lambda call, *x: call.kernels.forward(call, *x), lambda call, *_: outcome(call) + record_outcome(call)
 )
 tangent_p = _primitive(
     "gradsolve_tangent",
@@ -94,14 +95,15 @@ def _linearised(call: Call, perturbed: Sequence[int]) -> Call:
     operands = tuple(i - size for i in perturbed if i >= size)
     if call.record and set(carry) <= set(call.carry) and set(operands) <= set(call.operands):
         return call
-    return call.replace(carry=carry, operands=operands, record=call.solve.max_steps is not None)
+    linear = call.replace(carry=carry, operands=operands, record=call.solve.max_steps is not None)
+    return linear.replace(scalar=takes_scalar(linear, "pull")) if linear.record else linear
 
 
 def _forward_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, **_: Any) -> tuple[list, list]:
     linear = _linearised(call, [i for i, (p, t) in enumerate(zip(primals, tangents, strict=True)) if _perturbs(p, t)])
     found = solve(linear, *primals)
     out = found if linear.record == call.record and linear is call else solve(call, *primals) if call.record else found
-    count = len(outcome(call.replace(record=False))[0])
+    count = len(outcome(call))
     inputs = [*linear.carry, *(call.solve.size + i for i in linear.operands)]
     middle = record_axes(linear, call.axes) if linear.record else tuple(() for _ in call.axes)
     axes = tuple((*a, *m, *(a[i] for i in inputs)) for a, m in zip(call.axes, middle, strict=True))
@@ -109,7 +111,7 @@ def _forward_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call,
     pushed = tangent_p.bind(
         *primals, *found[count:], *_instantiated([tangents[i] for i in inputs]), call=linear.replace(axes=axes, keep=keep)
     )
-    out = out[: len(outcome(call)[0])]
+    out = out[: count + len(record_outcome(call))]
     result = [_zero(x) for x in out]
     for i, d in zip(_pushed_positions(linear), pushed, strict=True):
         result[i] = d
@@ -223,17 +225,21 @@ def _fold(inputs: Sequence[Any], dims: Sequence[Any], offsets: Sequence[int]) ->
     return size, out, tuple(d is not None and o >= 0 for d, o in zip(dims, offsets, strict=True))
 
 
+def _record_offsets(call: Call) -> list[int]:
+    """Where the lane axes of a record's arrays are; -1: the number of steps has none."""
+    return [-1, *[1] * (len(record_outcome(call)) - 1)] if call.record else []
+
+
 def _forward_batch(inputs: Sequence[Any], dims: Sequence[Any], *, call: Call, **_: Any) -> tuple[list, list]:
     size, inputs, flags = _fold(inputs, dims, [0] * len(inputs))
     call = call.replace(sizes=(size, *call.sizes), axes=(flags, *call.axes))
-    return solve(call, *inputs), [None if o < 0 else o for o in outcome(call)[1]]
+    return solve(call, *inputs), [*[0] * len(outcome(call)), *[o if o >= 0 else None for o in _record_offsets(call)]]
 
 
 def _linear_batch(primitive: Primitive) -> Callable:
     def rule(inputs: Sequence[Any], dims: Sequence[Any], *, call: Call) -> tuple[list, list]:
-        record = outcome(call)[1][len(outcome(call.replace(record=False))[0]) :]
         first = call.solve.size + len(call.solve.operands)
-        offsets = [0] * first + record
+        offsets = [0] * first + _record_offsets(call)
         size, inputs, flags = _fold(inputs, dims, offsets + [0] * (len(inputs) - len(offsets)))
         count = len(tangent_outputs(call) if primitive is tangent_p else cotangent_outputs(call))
         call = call.replace(

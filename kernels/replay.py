@@ -6,22 +6,24 @@ share one evaluation of the step.
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from gradsolve_backend.kernels.evaluate import AbstractLanes
+from gradsolve_backend.kernels.forms import takes_scalar
 from gradsolve_backend.kernels.lanes import column, reorder, select, spread, take, total
 from gradsolve_backend.kernels.loops import (
-    Lanes,
     Progress,
     Step,
-    checkpoint_avals,
     going,
+    make_lanes,
     move,
-    row_avals,
+    record_outcome,
+    record_shapes,
     sample_times,
     save,
     segment,
@@ -29,7 +31,6 @@ from gradsolve_backend.kernels.loops import (
     wanted,
 )
 from gradsolve_backend.kernels.solve import Call
-from gradsolve_backend.kernels.trace import LaneFunction
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Layout:
         return spread(x, [k for k, w in zip(kept, wanted, strict=True) if w], sizes)
 
 
-def _lanes(layout: Layout, inputs: Sequence[Any], wanted: Sequence[Sequence[bool]]) -> Lanes:
+def _lanes(layout: Layout, inputs: Sequence[Any], wanted: Sequence[Sequence[bool]], scalar: bool) -> AbstractLanes:
     """The lanes of the primal inputs; a perturbed operand has at least the own levels that `wanted` names."""
     call, solve = layout.call, layout.call.solve
     sizes = layout.sizes(layout.own)
@@ -84,72 +85,45 @@ def _lanes(layout: Layout, inputs: Sequence[Any], wanted: Sequence[Sequence[bool
     flags = [[call.axes[i][solve.size + j] for i in layout.own] for j in range(len(operands))]
     for index, want in zip(call.operands, wanted, strict=True):
         union = [h or w for h, w in zip(flags[index], want, strict=True)]
-        part = [h for h, u in zip(flags[index], union, strict=True) if u]
-        operands[index] = spread(operands[index], part, [s for s, u in zip(sizes, union, strict=True) if u])
+        operands[index] = _widened(operands[index], flags[index], union, sizes)
         flags[index] = union
     levels = tuple(tuple(f[i] for f in flags) for i in range(len(sizes)))
-    return Lanes(solve, sizes, levels, operands)
+    return make_lanes(scalar, solve, sizes, levels, operands)
 
 
-def _carry(layout: Layout, inputs: Sequence[Any]) -> list[Any]:
-    """The loop variables before the first step, with every own level."""
-    sizes = layout.sizes(layout.own)
-    has = lambda i: [layout.call.axes[level][i] for level in layout.own]  # noqa: E731
-    return [spread(x, has(i), sizes) for i, x in enumerate(inputs[: layout.call.solve.size])]
+def _widened(x: Any, has: Sequence[bool], wanted: Sequence[bool], sizes: Sequence[int]) -> Any:
+    """An array with the axes of the wanted levels, of which it has some."""
+    part = [h for h, w in zip(has, wanted, strict=True) if w]
+    return spread(x, part, [s for s, w in zip(sizes, wanted, strict=True) if w])
 
 
-def _perturbable(
-    lanes: Lanes, call: Call, function: LaneFunction, arguments: Sequence[Any], which: Sequence[int]
-) -> tuple[Callable, tuple[list[Any], list[Any]]]:
-    """`function` on all lanes as a function of the arguments `which` and the perturbed operands, and their values."""
-
-    def of(xs: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-        args, ops = list(arguments), list(lanes.operands)
-        for i, x in zip(which, xs, strict=True):
-            args[i] = x
-        for i, x in zip(call.operands, operands, strict=True):
-            ops[i] = x
-        return replace(lanes, operands=ops).evaluate(function, args)
-
-    return of, ([arguments[i] for i in which], [lanes.operands[i] for i in call.operands])
-
-
-def _columns(function: Callable, count: int) -> Callable:
-    """A linear function vmapped over columns; what it closes over is shared by them."""
-    for _ in range(count):
-        function = jax.vmap(function)
-    return function
-
-
-def _sample_arguments(call: Call) -> tuple[int, ...]:
-    """Arguments of a sample that a derivative reaches: loop variables, dense values."""
-    size = call.solve.size
-    return (*(1 + i for i in call.reached), *(1 + size + j for j in call.dense))
+def primal_count(call: Call) -> int:
+    """Number of primal inputs of the linear maps: loop variables, operands, record."""
+    return call.solve.size + len(call.solve.operands) + len(record_outcome(call))
 
 
 @dataclass(frozen=True)
 class TangentValues:
-    """What a tangent sweep writes into its outputs: tangents of `Values`."""
+    """What a tangent sweep writes into its outputs: the tangents of what a forward pass writes."""
 
-    lanes: Lanes
+    lanes: AbstractLanes
     before: Progress
     step: Step
     columns: int
     call: Call
-    tangents: Sequence[Any]  # of the reached loop variables before the step, then of the replay's outputs
-    operands: Sequence[Any]
+    tangents: tuple[list[Any], list[Any]]  # of the reached loop variables before the step, of the replay's outputs
+    operands: list[Any]
 
     def sampled(self, number: int, k: Any) -> list[Any]:
         """Tangents of an output at the `k`-th requested time."""
         call = self.call
         before, after = self.tangents
-        arguments = [k, *self.before.carry, *self.step.dense]
         sample = call.samples[number]
         assert sample is not None
-        of, primals = _perturbable(self.lanes, call, sample, arguments, _sample_arguments(call))
-        xs = [*before, *after[len(call.reached) : len(call.reached) + len(call.dense)]]
-        push = lambda d: jax.jvp(of, primals, d)[1]  # noqa: E731
-        return _columns(push, self.columns)((xs, list(self.operands)))
+        arguments = [k, *self.before.carry, *self.step.dense]
+        count = len(call.reached)
+        push = self.lanes.push(sample, arguments, call.sample_at, self.columns)
+        return push([*before, *after[count : count + len(call.dense)]], self.operands)
 
     def emitted(self, number: int) -> list[Any]:
         """Tangents of an output at the end of the step."""
@@ -164,48 +138,55 @@ def tangent(call: Call, *inputs: Any) -> list[Any]:
     solve, first = call.solve, primal_count(call)
     layout = Layout(call, first)
     own = [[call.axes[i][first + len(call.carry) + j] for i in layout.own] for j in range(len(call.operands))]
-    lanes, columns = _lanes(layout, inputs, own), len(layout.columns)
-    sizes = layout.sizes((*layout.columns, *layout.own))
-    given = {i: layout.full(inputs[first + j], first + j) for j, i in enumerate(call.carry)}
-    zero = lambda i: jnp.zeros(sizes + solve.carry[i].shape, solve.carry[i].dtype)  # noqa: E731
-    d = [given[i] if i in given else zero(i) for i in call.reached]
-    operands = _operand_tangents(layout, lanes, inputs, first + len(call.carry))
-    saved = [[jnp.zeros(sizes + (o.slots, *a.shape), a.dtype) for a in call.saved(o)] for o in solve.outputs]
+    lanes = _lanes(layout, inputs, own, takes_scalar(call, "push"))
+    sizes, columns = layout.sizes((*layout.columns, *layout.own)), len(layout.columns)
+    d, operands = _tangents_in(layout, lanes, inputs)
+    saved = [[lanes.zeros((*sizes, o.slots), a) for a in call.saved(o)] for o in solve.outputs]
 
     def body(s: Any) -> Any:
         p, d, saved = s
         after, step = move(lanes, p, solve.advance)
-        of, primals = _perturbable(lanes, call, call.replay, [*p.carry, step.kept, step.t_after], call.reached)
-        out = _columns(lambda x: jax.jvp(of, primals, x)[1], columns)((d, operands))
+        push = lanes.push(call.replay, [*p.carry, step.kept, step.t_after], call.at, columns)
+        out = push(d, operands)
         cursors, saved = save(TangentValues(lanes, p, step, columns, call, (d, out), operands), saved)
         moved = out[: len(call.reached)]
         d = select(p.alive, moved, d, columns) if lanes.sizes else moved
         return after._replace(cursors=cursors), d, saved
 
-    p = start(lanes, _carry(layout, inputs))
+    p = start(lanes, _carry(layout, lanes, inputs))
     _, d, saved = jax.lax.while_loop(lambda s: going(solve, s[0]), body, (p, d, saved))
-    out = [*d, *jax.tree.leaves(saved)]
+    out = [lanes.leave(x, solve.carry[i], sizes) for i, x in zip(call.reached, d, strict=True)]
+    for o, buffer in zip(solve.outputs, saved, strict=True):
+        out += [lanes.leave(x, a, (*sizes, o.slots)) for x, a in zip(buffer, call.saved(o), strict=True)]
     every = [True] * len(layout.own)
     return [layout.left(x, every, column(call.keep, i)) for i, x in enumerate(out)]
 
 
-def _operand_tangents(layout: Layout, lanes: Lanes, inputs: Sequence[Any], first: int) -> list[Any]:
-    """Tangents of the perturbed operands with all columns, and the own levels of the operands themselves."""
-    out = []
-    for j, i in enumerate(layout.call.operands):
-        x, columns, own = layout.entered(inputs[first + j], first + j)
-        has = [level[i] for level in lanes.flags]
-        part = [o for o, h in zip(own, has, strict=True) if h]
-        sizes = [s for s, h in zip(lanes.sizes, has, strict=True) if h]
-        out.append(spread(x, [*columns, *part], [*layout.sizes(layout.columns), *sizes]))
-    return out
+def _carry(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) -> list[Any]:
+    """The loop variables before the first step, with every own level."""
+    solve = lanes.solve
+    has = lambda i: [layout.call.axes[level][i] for level in layout.own]  # noqa: E731
+    carry = [spread(x, has(i), lanes.sizes) for i, x in enumerate(inputs[: solve.size])]
+    return [lanes.enter(x, a) for x, a in zip(carry, solve.carry, strict=True)]
 
 
-def primal_count(call: Call) -> int:
-    """Number of primal inputs of the linear maps: loop variables, operands, record."""
-    solve = call.solve
-    record = 1 + len(checkpoint_avals(solve)) + len(row_avals(call)) if call.record else 0
-    return solve.size + len(solve.operands) + record
+def _tangents_in(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Tangents of the reached loop variables with every axis, and of the perturbed operands with all columns."""
+    call, solve, first = layout.call, lanes.solve, layout.primal
+    sizes = layout.sizes((*layout.columns, *layout.own))
+    given = {i: layout.full(inputs[first + j], first + j) for j, i in enumerate(call.carry)}
+    d = [
+        lanes.enter(given[i], solve.carry[i]) if i in given else lanes.zeros(sizes, solve.carry[i])
+        for i in call.reached
+    ]
+    operands = []
+    for j, i in enumerate(call.operands, first + len(call.carry)):
+        index = call.operands[j - first - len(call.carry)]
+        x, columns, own = layout.entered(inputs[j], j)
+        wanted = [*[True] * len(columns), *lanes.operand_flags(index)]
+        x = _widened(x, [*columns, *own], wanted, sizes)
+        operands.append(lanes.enter(x, solve.operands[i]))
+    return d, operands
 
 
 @dataclass(frozen=True)
@@ -217,17 +198,17 @@ class Row:
     step: Step
 
 
-def _read(call: Call, lanes: Lanes, rows: Sequence[Any], index: Any) -> Row:
+def _read(call: Call, lanes: AbstractLanes, rows: Sequence[Any], index: Any) -> Row:
     """The row at `index` of all lanes."""
     solve = call.solve
-    row = [jax.lax.dynamic_index_in_dim(r, index, 0, False) for r in rows]
+    row = jax.tree.map(lambda r: jax.lax.dynamic_index_in_dim(r, index, 0, False), list(rows))
     held, rest = row[: len(call.row)], row[len(call.row) :]
     carry: list[Any] = [None] * solve.size
     for i, x in zip(call.row, held, strict=True):
         carry[i] = x
     for i in call.reached:
         if carry[i] is None:  # nothing reads its value, but its cotangent is asked for
-            carry[i] = jnp.zeros(lanes.sizes + solve.carry[i].shape, solve.carry[i].dtype)
+            carry[i] = lanes.zeros(lanes.sizes, solve.carry[i])
     count = 2 * len(solve.outputs)
     cursors = list(zip(rest[0:count:2], rest[1:count:2], strict=True))
     kept, alive, t_after, accepted = rest[count], rest[-3], rest[-2], rest[-1]
@@ -238,27 +219,34 @@ def _read(call: Call, lanes: Lanes, rows: Sequence[Any], index: Any) -> Row:
 class Sums(NamedTuple):
     """Cotangents that the requested times of one step add up to."""
 
-    arguments: list[Any]  # of `_sample_arguments`
+    arguments: list[Any]  # of `Call.sample_at`
     operands: list[Any]
 
 
-def _sampled_back(call: Call, lanes: Lanes, row: Row, number: int, dense: Sequence[Any], state: Any) -> Any:
+def _plus(a: Any, b: Any) -> Any:
+    """The sum of two values, of which the second may be none."""
+    return a if b is None else jax.tree.map(jnp.add, a, b)
+
+
+def _added(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
+    return [_plus(x, y) for x, y in zip(a, b, strict=True)]
+
+
+def _sampled_back(call: Call, lanes: AbstractLanes, row: Row, number: int, dense: Sequence[Any], state: Any) -> Any:
     """`cursor, sums` with the cotangents of an output's values at the requested times of a step."""
     buffer, columns, sums = state
-    arguments = [None, *row.before.carry, *dense]
     sample = call.samples[number]
     assert sample is not None
 
     def visit(k: Any, slot: Any, sums: Sums) -> Sums:
-        of, primals = _perturbable(lanes, call, sample, [k, *arguments[1:]], _sample_arguments(call))
-        _, pull = jax.vjp(of, *primals)
-        ct = take(buffer, slot, columns)
-        return jax.tree.map(jnp.add, sums, Sums(*_columns(pull, columns)(ct)))
+        _, pull = lanes.pull(sample, [k, *row.before.carry, *dense], call.sample_at, columns)
+        arguments, operands = pull(take(buffer, slot, columns))
+        return Sums(_added(sums.arguments, arguments), _added(sums.operands, operands))
 
     return sample_times(lanes, number, row.before, row.step.kept, visit, sums)
 
 
-def _outputs_back(call: Call, lanes: Lanes, row: Row, dense: Sequence[Any], state: Any) -> tuple[Sums, list[Any]]:
+def _outputs_back(call: Call, lanes: AbstractLanes, row: Row, dense: Sequence[Any], state: Any) -> tuple[Sums, list[Any]]:
     """Cotangents that the outputs of one step give: to a sample's arguments, to operands, to emitted values."""
     saved, columns, sums = state
     emitted: list[Any] = []
@@ -272,51 +260,48 @@ def _outputs_back(call: Call, lanes: Lanes, row: Row, dense: Sequence[Any], stat
     return sums, emitted
 
 
-def _step_back(call: Call, lanes: Lanes, row: Row, sizes: tuple[int, ...], state: Any) -> Any:
+def _step_back(call: Call, lanes: AbstractLanes, row: Row, sizes: tuple[int, ...], state: Any) -> Any:
     """Cotangents before one step from those after it: of the reached loop variables, of the operands."""
     ct, operands, saved = state
-    count, columns = len(call.reached), len(sizes)
-    of, primals = _perturbable(lanes, call, call.replay, row.arguments, call.reached)
-    out, pull = jax.vjp(of, *primals)
-    dense = dict(zip(call.dense, out[count : count + len(call.dense)], strict=True))
-    values = [dense.get(j) for j in range(call.solve.dense)]
-    zeros = [jnp.zeros(sizes + x.shape, x.dtype) for x in (*primals[0], *dense.values())]
-    sums = Sums(zeros, jax.tree.map(jnp.zeros_like, operands))
-    sums, emitted = _outputs_back(call, lanes, row, values, (saved, columns, sums))
-    back, more = _columns(pull, columns)([*ct, *sums.arguments[count:], *emitted])
-    back = jax.tree.map(jnp.add, back, sums.arguments[:count])
+    solve, columns, count = call.solve, len(sizes), len(call.reached)
+    out, pull = lanes.pull(call.replay, row.arguments, call.at, columns)
+    dense: list[Any] = [None] * solve.dense
+    for j, x in zip(call.dense, out[count:], strict=False):
+        dense[j] = x
+    avals = [*(solve.carry[i] for i in call.reached), *(solve.fixed.outputs[solve.size + j] for j in call.dense)]
+    sums = Sums(
+        [lanes.zeros(sizes + lanes.sizes, a) for a in avals], [lanes.operand_zeros(sizes, i) for i in call.operands]
+    )
+    sums, emitted = _outputs_back(call, lanes, row, dense, (saved, columns, sums))
+    back, more = pull([*ct, *sums.arguments[count:], *emitted])
+    back = _added(sums.arguments[:count], back)
     if call.moving and lanes.sizes:
         back = select(row.step.alive, back, ct, columns)
-    return back, jax.tree.map(lambda a, b, c: a + b + c, operands, more, sums.operands)
+    return back, _added(_added(operands, more), sums.operands)
 
 
-@dataclass(frozen=True)
-class Record:
-    """Steps taken, checkpoints and rows of the last segment, with the own levels that each array has."""
+class Record(NamedTuple):
+    """Steps taken, checkpoints, rows of the last segment."""
 
     steps: Any
     marks: list[Any]
     rows: list[Any]
-    mark_flags: list[list[bool]]
-    row_flags: list[list[bool]]
 
 
 def _record(layout: Layout, inputs: Sequence[Any]) -> Record:
+    """The record with every own level."""
     call = layout.call
     first = call.solve.size + len(call.solve.operands)
-    split, last = first + 1 + len(checkpoint_avals(call.solve)), primal_count(call)
+    sizes = layout.sizes(layout.own)
     has = lambda i: [call.axes[level][i] for level in layout.own]  # noqa: E731
-    flags = [has(i) for i in range(last)]
-    return Record(
-        inputs[first], list(inputs[first + 1 : split]), list(inputs[split:last]), flags[first + 1 : split], flags[split:]
-    )
+    arrays = [spread(inputs[i], has(i), sizes, offset=1) for i in range(first + 1, layout.primal)]
+    marks, rows = jax.tree.unflatten(jax.tree.structure(record_shapes(call)), arrays)
+    return Record(inputs[first], marks, rows)
 
 
-def _again(call: Call, lanes: Lanes, record: Record, number: Any, rows: list[Any]) -> list[Any]:
+def _again(call: Call, lanes: AbstractLanes, record: Record, number: Any, rows: list[Any]) -> list[Any]:
     """The rows of an earlier segment, made again from its checkpoint."""
-    flags = record.mark_flags
-    mark = [jax.lax.dynamic_index_in_dim(m, number, 0, False) for m in record.marks]
-    mark = [spread(m, h, lanes.sizes) for m, h in zip(mark, flags, strict=True)]
+    mark = jax.tree.map(lambda m: jax.lax.dynamic_index_in_dim(m, number, 0, False), record.marks)
     carry, rest = mark[: call.solve.size], mark[call.solve.size :]
     p = start(lanes, carry)
     p = p._replace(n=number * call.solve.segment, cursors=list(zip(rest[0::2], rest[1::2], strict=True)))
@@ -329,14 +314,12 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
     Linear inputs: cotangents of the reached loop variables after the last step, and of the outputs.
     """
     solve, layout = call.solve, Layout(call, primal_count(call))
-    first, given = layout.primal, len(call.carry)
+    given = len(call.carry)
     own = [[call.keep[i][given + j] for i in layout.own] for j in range(len(call.operands))]
-    lanes, record = _lanes(layout, inputs, own), _record(layout, inputs)
+    lanes, record = _lanes(layout, inputs, own, call.scalar), _record(layout, inputs)
     sizes = layout.sizes(layout.columns)
-    linear = [layout.full(x, first + i) for i, x in enumerate(inputs[first:])]
-    ct, saved = linear[: len(call.reached)], _per_output(call, linear[len(call.reached) :])
-    sums = [jnp.zeros(sizes + lanes.operands[i].shape, lanes.operands[i].dtype) for i in call.operands]
-    rows = [spread(r, h, lanes.sizes, offset=1) for r, h in zip(record.rows, record.row_flags, strict=True)]
+    ct, saved = _cotangents_in(layout, lanes, inputs)
+    sums = [lanes.operand_zeros(sizes, i) for i in call.operands]
 
     def sweep(s: Any) -> Any:
         j, rows, ct, sums = s
@@ -351,18 +334,19 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
         return number - 1, jax.lax.cond(number > 0, again, lambda r: r, rows), ct, sums
 
     last = (record.steps - 1) // solve.segment
-    _, _, ct, sums = jax.lax.while_loop(lambda s: s[0] >= 0, body, (last, rows, ct, sums))
-    found = dict(zip(call.reached, ct, strict=True))
-    out = [layout.left(found[i], [True] * len(layout.own), column(call.keep, j)) for j, i in enumerate(call.carry)]
+    _, _, ct, sums = jax.lax.while_loop(lambda s: s[0] >= 0, body, (last, record.rows, ct, sums))
+    full, every = sizes + lanes.sizes, [True] * len(layout.own)
+    found = {i: lanes.leave(x, solve.carry[i], full) for i, x in zip(call.reached, ct, strict=True)}
+    out = [layout.left(found[i], every, column(call.keep, j)) for j, i in enumerate(call.carry)]
     for j, (i, x) in enumerate(zip(call.operands, sums, strict=True)):
-        out.append(layout.left(x, [level[i] for level in lanes.flags], column(call.keep, given + j)))
+        x = lanes.operand_leave(x, sizes, i)
+        out.append(layout.left(x, lanes.operand_flags(i), column(call.keep, given + j)))
     return out
 
 
-def _per_output(call: Call, leaves: Sequence[Any]) -> list[list[Any]]:
-    out, position = [], 0
-    for o in call.solve.outputs:
-        count = len(call.saved(o))
-        out.append(list(leaves[position : position + count]))
-        position += count
-    return out
+def _cotangents_in(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
+    """Cotangents of the reached loop variables, and of each output's saved values, with every axis."""
+    call, solve, first = layout.call, lanes.solve, layout.primal
+    arrays = iter([layout.full(x, first + i) for i, x in enumerate(inputs[first:])])
+    ct = [lanes.enter(next(arrays), solve.carry[i]) for i in call.reached]
+    return ct, [[lanes.enter(next(arrays), a) for a in call.saved(o)] for o in solve.outputs]

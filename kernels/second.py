@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradsolve_backend.kernels.evaluate import AbstractLanes, ArrayLanes
 from gradsolve_backend.kernels.lanes import Flags, column, over, spread, total
+from gradsolve_backend.kernels.evaluate import AbstractLanes, ArrayLanes
 from gradsolve_backend.kernels.loops import (
-    Lanes,
     Progress,
     Step,
     Values,
@@ -21,6 +22,7 @@ from gradsolve_backend.kernels.loops import (
     going,
     move,
     outcome,
+    record_outcome,
     save,
     start,
     wanted,
@@ -30,27 +32,25 @@ from gradsolve_backend.kernels.solve import Call, Output, Solve
 
 def record_axes(call: Call, levels: Flags) -> Flags:
     """For each level, the flags of the record's arrays: all arrays but the step count have those of trajectories."""
-    count = len(outcome(call.replace(record=False))[0])
-    offsets = outcome(call)[1][count:]
-    first = call.solve.size + len(call.solve.operands)
-    return tuple(tuple(o >= 0 and any(level[:first]) for o in offsets) for level in levels)
+    count, first = len(record_outcome(call)), call.solve.size + len(call.solve.operands)
+    return tuple((False, *[any(level[:first])] * (count - 1)) if count else () for level in levels)
 
 
-def recorded(call: Call, carry_and_operands: Sequence[Any], axes: Flags) -> tuple[list[Any], Call]:
+def recorded(call: Call, inputs: Sequence[Any], axes: Flags) -> tuple[list[Any], Call]:
     """The record of a solve, and `call` with the flags of its arrays between those of primal and linear inputs."""
-    first = len(carry_and_operands)
+    first = len(inputs)
     own = [i for i, level in enumerate(axes) if any(level[:first])]
-    ahead = call.replace(
-        record=True, keep=(), sizes=tuple(call.sizes[i] for i in own), axes=tuple(axes[i][:first] for i in own)
-    )
-    count = len(outcome(ahead.replace(record=False))[0])
-    middle = record_axes(ahead.replace(sizes=()), axes)
-    full = tuple((*a[:first], *m, *a[first:]) for a, m in zip(axes, middle, strict=True))
-    return forward(ahead, *carry_and_operands)[count:], call.replace(record=True, axes=full)
+    ahead = call.replace(keep=(), sizes=tuple(call.sizes[i] for i in own), axes=tuple(axes[i][:first] for i in own))
+    full = tuple((*a[:first], *m, *a[first:]) for a, m in zip(axes, record_axes(ahead, axes), strict=True))
+    return forward(ahead, *inputs)[len(outcome(ahead)) :], call.replace(axes=full)
 
 
 def fast(call: Call, kind: str, axes: Flags) -> Callable[..., list[Any]]:
-    """A linear map as a function of loop variables, operands and its linear inputs: loops, forward mode only."""
+    """A linear map as a function of loop variables, operands and its linear inputs: loops, forward mode only.
+
+    On array lanes: the rules that users gave their functions hold there.
+    """
+    call = call.replace(record=True, scalar=False)
 
     def function(*inputs: Any) -> list[Any]:
         first = call.solve.size + len(call.solve.operands)
@@ -69,7 +69,7 @@ def _slots(o: Output, before: tuple[Any, Any], after: tuple[Any, Any]) -> tuple[
     return step, jnp.where(held, before[1][step] + k - before[0][step], o.slots)
 
 
-def _filled(lanes: Lanes, number: int, steps: Any) -> list[Any]:
+def _filled(lanes: AbstractLanes, number: int, steps: Any) -> list[Any]:
     """One output's buffer from the steps of a scan."""
     o = lanes.solve.outputs[number]
     before, after, step = steps
@@ -93,7 +93,7 @@ def plain(call: Call) -> Callable[..., list[Any]]:
     solve = call.solve
     replay = (solve.moving if call.moving else solve.fixed)
 
-    def body(lanes: Lanes, p: Progress) -> Any:
+    def body(lanes: AbstractLanes, p: Progress) -> Any:
         stopped = p._replace(carry=[jax.lax.stop_gradient(x) for x in p.carry])
         after, step = move(lanes, stopped, solve.advance)
         out = lanes.evaluate(replay, [*p.carry, step.kept, step.t_after])
@@ -106,7 +106,7 @@ def plain(call: Call) -> Callable[..., list[Any]]:
         return after._replace(carry=carry, cursors=cursors), step
 
     def function(*inputs: Any) -> list[Any]:
-        lanes = Lanes(solve, (), (), list(inputs[solve.size :]))
+        lanes = ArrayLanes(solve, (), (), list(inputs[solve.size :]))
         p = start(lanes, inputs[: solve.size])
         ended = lambda p: (p, _no_step(jax.eval_shape(lambda p: body(lanes, p)[1], p), p))  # noqa: E731
 

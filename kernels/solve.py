@@ -79,12 +79,27 @@ class Solve:
 
 
 @dataclass(frozen=True)
+class At:
+    """What a derivative is taken with respect to: positions of arguments and of operands."""
+
+    arguments: tuple[int, ...]
+    operands: tuple[int, ...]
+
+    def inputs(self, function: LaneFunction) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Inputs of a lane function that are such, and which one each is, operands counted after arguments."""
+        roots = [*self.arguments, *(~o for o in self.operands)]
+        found = [(i, roots.index(s)) for i, s in enumerate(function.sources) if s in roots]
+        return tuple(i for i, _ in found), tuple(r for _, r in found)
+
+
+@dataclass(frozen=True)
 class Call:
     """One application of a primitive: the solve, the vmapped axes, what is differentiated.
 
     `axes[level][input]` says whether an input has the axis of a level (outermost first). `carry` and `operands` are
     the loop variables and operands that are perturbed. `keep[level][output]` of a linear map says whether the output
     has the level's axis or is the sum over it. `record` asks a forward pass for the rows that a reverse sweep needs.
+    `scalar`: the lanes of the forward pass and of its record are scalar programs.
     """
 
     solve: Solve
@@ -93,6 +108,7 @@ class Call:
     sizes: tuple[int, ...] = ()
     axes: tuple[tuple[bool, ...], ...] = ()
     record: bool = False
+    scalar: bool = False
     carry: tuple[int, ...] = ()
     operands: tuple[int, ...] = ()
     keep: tuple[tuple[bool, ...], ...] = ()
@@ -146,6 +162,17 @@ class Call:
     def saved(self, output: Output) -> tuple[Any, ...]:
         """The leaves of an output that can carry a derivative."""
         return tuple(a for a in output.leaves if inexact(a))
+
+    @functools.cached_property
+    def at(self) -> At:
+        """What the derivative of `replay` is taken with respect to."""
+        return At(self.reached, self.operands)
+
+    @functools.cached_property
+    def sample_at(self) -> At:
+        """What the derivative of a sample is taken with respect to: loop variables, dense values, operands."""
+        size = self.solve.size
+        return At((*(1 + i for i in self.reached), *(1 + size + j for j in self.dense)), self.operands)
 
     @functools.cached_property
     def row(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ arrays that a vector field closes over. Tracing finds them; the lane axis of eac
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -49,6 +49,7 @@ class LaneFunction:
 
     program: core.ClosedJaxpr
     sources: tuple[int, ...]
+    scalars: dict[Any, Any] = field(default_factory=dict)  # scalar programs made of it, or why there is none
 
     @property
     def outputs(self) -> list[Any]:

@@ -16,8 +16,7 @@ from rich.console import Console
 from gradsolve_backend import demo, demo_model, demo_plot
 from gradsolve_backend.__main__ import main
 
-# Optimum of the same model and data as published, with priors that move it by little, for example in the Stan case study
-# on the Lotka-Volterra model: rates 0.55, 0.028, 0.80, 0.024.
+# The same model and data in the Stan case study on Lotka-Volterra, whose priors move the rates by little.
 PUBLISHED_RATES = np.array([0.55, 0.028, 0.80, 0.024])
 NEAR_BEST = np.log([0.54, 0.027, 0.80, 0.0237, 34.6, 5.8])
 
@@ -48,22 +47,25 @@ def test_residual_in_equilibrium(census: demo_model.Census, adjoint: diffrax.Abs
     np.testing.assert_allclose(found, np.log([30.0, 20.0]) - np.log(census.pelts), atol=1e-12)
 
 
+@pytest.mark.stock_fails(reason="NaN in reverse mode")
 def test_failed_solve_gives_large_finite_residuals(census: demo_model.Census, adjoint: diffrax.AbstractAdjoint) -> None:
     """A rate of 1e6 a year exhausts the steps of the solver long before the end."""
     theta = jnp.log(jnp.array([1e6, 0.05, 1e6, 0.05, 30.0, 5.0]))
     value, slope = jax.jit(jax.value_and_grad(lambda x: demo_model.half_squares(x, census, adjoint)))(theta)
     assert value >= 0.5 * demo_model.UNREACHED**2 * (census.pelts.size - 2)
     assert np.isfinite(value)
+    # Stock's reverse sweep of the failed part gives NaN, and Levenberg-Marquardt rejects such a trial by its value.
     assert np.all(np.isfinite(slope))
 
 
 def test_gradients_equal_stock(census: demo_model.Census, adjoint: diffrax.AbstractAdjoint) -> None:
-    starts = jnp.asarray(demo_model.random_starts(8, seed=0))
+    """Wild starts, whose step sizes amplify rounding: stock differs from itself by 1e-11 with and without vmap."""
+    starts = jnp.asarray(demo_model.random_starts(64, seed=0))
     ours, stock = (
         np.asarray(jax.jit(lambda thetas, a=a: demo_model.gradients(thetas, census, a))(starts))
         for a in (adjoint, STOCK)
     )
-    assert demo_model.largest_difference(ours, stock) < demo.LARGEST_ALLOWED
+    assert demo_model.largest_difference(ours, stock) < 0.1 * demo.LARGEST_ALLOWED
 
 
 def test_largest_difference_is_relative_to_each_member() -> None:

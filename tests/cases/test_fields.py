@@ -11,6 +11,7 @@ from helpers import STOCK, assert_close, final
 from jaxtyping import Array
 
 MEDIUM = diffrax.PIDController(rtol=1e-6, atol=1e-6)
+CONSTANT = {"stepsize_controller": diffrax.ConstantStepSize(), "dt0": 0.125, "max_steps": 16}
 MATRIX = jnp.array([[-0.5, 1.0, 0.0], [-1.0, -0.5, 0.2], [0.1, 0.0, -0.3]])
 
 
@@ -48,7 +49,7 @@ def test_fields_that_kernels_find_hard(adjoint, field):
     """Same numbers in float64 whichever way the solve takes (jax#24145, #19214, #23179, #18847)."""
 
     def loss(k: Array, y0: Array, which: diffrax.AbstractAdjoint) -> Array:
-        return jnp.sum(final(field, y0, k, stepsize_controller=MEDIUM, max_steps=64, adjoint=which) ** 2)
+        return jnp.sum(final(field, y0, k, **CONSTANT, adjoint=which) ** 2)
 
     slopes = jax.value_and_grad(loss, argnums=(0, 1))
     run = lambda which: jax.jit(jax.vmap(lambda k, y0: slopes(k, y0, which)))(ks, y0s)
@@ -67,8 +68,7 @@ def perceptron(weights: list[Array], y: Array) -> Array:
 def ensemble_loss(weights: list[Array], y0s: Array, adjoint: diffrax.AbstractAdjoint) -> Array:
     """Sum over members that share the weights."""
     field = lambda t, y, args: perceptron(args, y)
-    how = {"stepsize_controller": diffrax.ConstantStepSize(), "dt0": 0.125, "max_steps": 16, "adjoint": adjoint}
-    return jnp.sum(jax.vmap(lambda y0: final(field, y0, weights, **how))(y0s) ** 2)
+    return jnp.sum(jax.vmap(lambda y0: final(field, y0, weights, **CONSTANT, adjoint=adjoint))(y0s) ** 2)
 
 
 def network(*sizes: int) -> list[Array]:
@@ -84,6 +84,7 @@ def test_shared_weights_of_a_network(adjoint):
     assert_close(gradient, jax.jit(jax.grad(lambda w: ensemble_loss(w, y0s, STOCK)))(weights), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.stock_fails(raises=AssertionError)
 def test_shared_weights_are_not_copied_per_member(adjoint):
     """The whole gradient takes less memory than one copy of the inner weights for each member (diffrax#605)."""
     weights, y0s = network(2, 64, 64, 2), jnp.ones((256, 2))

@@ -43,24 +43,26 @@ def test_failing_member_leaves_the_others_unharmed(adjoint):
     def member(mu: Array) -> tuple[Array, tuple[Any, ...]]:
         sol = solve(growth, jnp.array(1.0), mu, max_steps=120, throw=False, adjoint=adjoint)
         assert sol.ys is not None
-        passed = sol.result == RESULTS.successful
-        return jnp.where(passed, sol.ys[-1], 0.0), (sol.result, sol.stats["num_steps"], sol.stats["num_accepted_steps"])
+        passed, out_of_steps = sol.result == RESULTS.successful, sol.result == RESULTS.max_steps_reached
+        counts = sol.stats["num_steps"], sol.stats["num_accepted_steps"]
+        return jnp.where(passed, sol.ys[-1], 0.0), (passed, out_of_steps, *counts)
 
     mus = jnp.array([0.01, 0.5, 0.9, 2.0])
     total = lambda mus: (lambda ends, aux: (jnp.sum(ends), aux))(*jax.vmap(member)(mus))
-    slope, (results, *counts) = jax.jit(jax.grad(total, has_aux=True))(mus)
+    slope, (passed, out_of_steps, *counts) = jax.jit(jax.grad(total, has_aux=True))(mus)
     assert_close(slope, np.append(1 / (1 - np.asarray(mus[:3])) ** 2, 0.0), rtol=1e-6)
-    wanted = [RESULTS.successful] * 3 + [RESULTS.max_steps_reached]
-    assert [bool(results[i] == item) for i, item in enumerate(wanted)] == [True] * 4
-    single = jax.jit(lambda mu: member(mu)[1][1:])
+    assert passed.tolist() == [True, True, True, False] and out_of_steps.tolist() == [False, False, False, True]
+    single = jax.jit(lambda mu: member(mu)[1][2:])
     assert_close(tuple(counts), tuple(np.stack(x) for x in zip(*map(single, mus), strict=True)))
 
 
 @pytest.mark.parametrize("derive", [False, True], ids=["value", "gradient"])
 def test_failing_member_throws(adjoint, derive):
     """With throw=True the error speaks of the maximum number of steps, under `grad` as well (diffrax#85)."""
-    total = lambda mus: jnp.sum(jax.vmap(lambda mu: final(growth, jnp.array(1.0), mu, max_steps=120, adjoint=adjoint))(mus))
-    function = jax.jit(jax.grad(total) if derive else total)
+    end = lambda mu: final(growth, jnp.array(1.0), mu, max_steps=120, adjoint=adjoint)
+    total = lambda mus: jnp.sum(jax.vmap(end)(mus))
+    # Compiled alone, a gradient drops the value and the check with it, as stock's does.
+    function = jax.grad(total) if derive else jax.jit(total)
     with pytest.raises(Exception, match="maximum number of (solver )?steps"):
         jax.block_until_ready(function(jnp.array([0.5, 2.0])))
 
@@ -110,7 +112,7 @@ def test_steps_that_stability_sets(adjoint):
 @pytest.mark.parametrize("dtmin", [None, 1e-3])
 def test_tolerance_out_of_reach_in_single_precision(adjoint, dtmin):
     """Far from zero, float32 steps cannot meet 1e-9: the solve creeps through or stops at dtmin (diffrax#85)."""
-    controller = diffrax.PIDController(rtol=1e-9, atol=1e-9, dtmin=dtmin)
+    controller = diffrax.PIDController(rtol=1e-9, atol=1e-9, dtmin=dtmin, force_dtmin=False)
     start = jnp.array(1e3, jnp.float32)
 
     def run(which: diffrax.AbstractAdjoint) -> tuple[Any, ...]:
@@ -123,9 +125,9 @@ def test_tolerance_out_of_reach_in_single_precision(adjoint, dtmin):
     assert value.dtype == jnp.float32
     if dtmin is None:
         assert result == RESULTS.successful and 1000 < steps < 2500
-        assert_close(value, np.array([0.97519], np.float32), rtol=1e-3)
+        assert_close(value, np.array([0.97519], np.float32), rtol=2e-5)
     else:
         stock_value, stock_result, stock_steps = run(STOCK)
-        assert result == RESULTS.dt_min_reached and result == stock_result
-        assert steps == stock_steps
+        assert result == stock_result and result == RESULTS.dt_min_reached
+        assert steps == stock_steps and steps < 10
         assert_close(value, stock_value, rtol=1e-6)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import MODES, STOCK, assert_close, decay, final, solve
+from helpers import MODES, STOCK, assert_close, decay, final
 from jaxtyping import Array
 
 RESULTS = diffrax.RESULTS
@@ -138,8 +138,8 @@ def rotating(w: Array, solver: diffrax.AbstractSolver, adjoint: diffrax.Abstract
     """Sum of real and imaginary parts of two components of y' = (-0.1 - i w) y at time 1."""
     field = lambda t, y, w: (-0.1 - 1j * w) * y
     controller = diffrax.PIDController(rtol=1e-7, atol=1e-7)
-    y = final(field, jnp.array([1.0 + 0j, 0.5j]), w.astype(jnp.complex128), solver=solver, max_steps=256,
-              stepsize_controller=controller, adjoint=adjoint)
+    how = {"solver": solver, "stepsize_controller": controller, "max_steps": 256, "adjoint": adjoint}
+    y = final(field, jnp.array([1.0 + 0j, 0.5j]), w.astype(jnp.complex128), **how)
     return jnp.sum(y.real) + jnp.sum(y.imag)
 
 

@@ -1,0 +1,239 @@
+"""How lane functions are evaluated on all lanes: as array programs, or as scalar programs.
+
+Array lanes: `jax.vmap` of the function. Scalar lanes: each element of an array is a value of its own, an array over
+lanes, and the function is its scalar program; what XLA makes of it is one fused loop over lanes. A loop handles a value
+as a tree of arrays and does not know which of the two it is.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradsolve_backend.kernels.lanes import Flags, over, spread, total
+from gradsolve_backend.kernels.scalar import ScalarProgram
+from gradsolve_backend.kernels.forms import scalar_program
+from gradsolve_backend.kernels.solve import At, Solve
+from gradsolve_backend.kernels.trace import LaneFunction
+
+Shape = tuple[int, ...]
+
+
+def shaped(scalar: bool, lead: Shape, aval: Any) -> Any:
+    """The arrays that hold a value with these leading axes."""
+    if not scalar or aval.shape == ():
+        return jax.ShapeDtypeStruct(lead + aval.shape, aval.dtype)
+    return (jax.ShapeDtypeStruct(lead, aval.dtype),) * aval.size
+
+
+def explode(x: Any, own: int) -> Any:
+    """An array as the tuple of its elements over the last `own` axes; one without such axes as it is."""
+    if own == 0:
+        return x
+    flat = x.reshape(x.shape[: x.ndim - own] + (-1,))
+    return tuple(flat[..., i] for i in range(flat.shape[-1]))
+
+
+def implode(value: Any, aval: Any, lead: Shape) -> Any:
+    """The array of a tuple of elements."""
+    if not isinstance(value, tuple):
+        return value
+    if not value:
+        return jnp.zeros(lead + aval.shape, aval.dtype)
+    return jnp.stack(value, axis=-1).reshape(lead + aval.shape)
+
+
+@dataclass(frozen=True)
+class AbstractLanes(abc.ABC):
+    """The lanes of a call: sizes of its levels, which operands have their axes, the operands.
+
+    The `columns` of linear values are further axes in front of those of the lanes.
+    """
+
+    solve: Solve
+    sizes: Shape
+    flags: Flags  # per level, per operand
+    operands: list[Any]
+
+    scalar = False
+
+    def enter(self, x: Any, aval: Any) -> Any:
+        """An array with leading axes as a value."""
+        return explode(x, len(aval.shape)) if self.scalar else x
+
+    def leave(self, value: Any, aval: Any, lead: Shape) -> Any:
+        """The array of a value."""
+        return implode(value, aval, lead) if self.scalar else value
+
+    def zeros(self, lead: Shape, aval: Any) -> Any:
+        """A value that is zero."""
+        return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shaped(self.scalar, lead, aval))
+
+    def operand_flags(self, index: int) -> tuple[bool, ...]:
+        """The levels that an operand has."""
+        return tuple(level[index] for level in self.flags)
+
+    @abc.abstractmethod
+    def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
+        """A lane function on all lanes; its arguments have every level."""
+
+    @abc.abstractmethod
+    def push(self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int) -> Callable:
+        """Tangents of the function's outputs from those of what `at` names: `(arguments, operands) -> outputs`."""
+
+    @abc.abstractmethod
+    def pull(self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int) -> tuple[list[Any], Callable]:
+        """The outputs, and the map from their cotangents: `outputs -> (arguments, operands)`."""
+
+    @abc.abstractmethod
+    def operand_zeros(self, lead: Shape, index: int) -> Any:
+        """Zero cotangents of an operand, as `pull` gives them."""
+
+    @abc.abstractmethod
+    def operand_leave(self, value: Any, lead: Shape, index: int) -> Any:
+        """The array of such a cotangent, with the levels of the operand itself."""
+
+
+@dataclass(frozen=True)
+class ArrayLanes(AbstractLanes):
+    """Lanes by `jax.vmap`."""
+
+    def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
+        program = function.program
+        flags = tuple(tuple(s >= 0 or level[~s] for s in function.sources) for level in self.flags)
+        run = over(lambda *x: jax.core.eval_jaxpr(program.jaxpr, program.consts, *x), flags)
+        out = run(*function.inputs(arguments, self.operands))
+        has = [any(level) for level in flags]  # all of them, but for a function that reads no argument
+        return [spread(x, has, self.sizes) for x in out]
+
+    def _of(self, function: LaneFunction, arguments: Sequence[Any], at: At) -> tuple[Callable, tuple[Any, Any]]:
+        def of(xs: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+            args, ops = list(arguments), list(self.operands)
+            for i, x in zip(at.arguments, xs, strict=True):
+                args[i] = x
+            for i, x in zip(at.operands, operands, strict=True):
+                ops[i] = x
+            return dataclasses.replace(self, operands=ops).evaluate(function, args)
+
+        return of, ([arguments[i] for i in at.arguments], [self.operands[i] for i in at.operands])
+
+    def push(self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int) -> Callable:
+        of, primals = self._of(function, arguments, at)
+        return _columns(lambda *d: jax.jvp(of, primals, d)[1], columns)
+
+    def pull(self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int) -> tuple[list[Any], Callable]:
+        of, primals = self._of(function, arguments, at)
+        out, pulled = jax.vjp(of, *primals)
+        return out, _columns(pulled, columns)
+
+    def operand_zeros(self, lead: Shape, index: int) -> Any:
+        x = self.operands[index]
+        return jnp.zeros(lead + x.shape, x.dtype)
+
+    def operand_leave(self, value: Any, lead: Shape, index: int) -> Any:
+        return value
+
+
+def _columns(function: Callable, count: int) -> Callable:
+    """A linear function vmapped over columns; what it closes over is shared by them."""
+    for _ in range(count):
+        function = jax.vmap(function)
+    return function
+
+
+@dataclass(frozen=True)
+class ScalarLanes(AbstractLanes):
+    """Lanes of scalar programs. Operands are held element by element, and whole for look-ups."""
+
+    elements: list[Any] = dataclasses.field(default_factory=list)
+    tables: list[Any] = dataclasses.field(default_factory=list)
+
+    scalar = True
+
+    @staticmethod
+    def of(solve: Solve, sizes: Shape, flags: Flags, operands: list[Any]) -> "ScalarLanes":
+        """Lanes with these operands."""
+        own = [len(a.shape) for a in solve.operands]
+        elements = [explode(x, n) for x, n in zip(operands, own, strict=True)]
+        tables = [x.reshape(x.shape[: x.ndim - n] + (-1,)) for x, n in zip(operands, own, strict=True)]
+        return ScalarLanes(solve, sizes, flags, operands, elements, tables)
+
+    def _inputs(self, program: ScalarProgram, function: LaneFunction, arguments: Sequence[Any]) -> tuple[list, list]:
+        """Inputs of a scalar program that come from a lane function's own, and which of its inputs each belongs to."""
+        inputs, origin = [], []
+        for i, s in enumerate(function.sources):
+            value = arguments[s] if s >= 0 else self.tables[~s] if program.tables[i] else self.elements[~s]
+            leaves = value if isinstance(value, tuple) else (value,)
+            inputs += leaves
+            origin += [s] * len(leaves)
+        return inputs, origin
+
+    def _run(self, program: ScalarProgram, inputs: Sequence[Any], flags: Flags) -> list[Any]:
+        closed = program.jaxpr
+        sizes = (*([None] * (len(flags) - len(self.sizes))), *self.sizes)
+        out = over(lambda *x: jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *x), flags)(*inputs)
+        has = [any(level) for level in flags]
+        spreadable = [spread(x, has, sizes) if not all(has) else x for x in out]
+        rest = iter(spreadable)
+        take = lambda a: next(rest) if a.shape == () else tuple(next(rest) for _ in range(a.size))  # noqa: E731
+        return [take(a) for a in program.out_avals]
+
+    def _flags(self, origin: Sequence[int]) -> Flags:
+        return tuple(tuple(s >= 0 or level[~s] for s in origin) for level in self.flags)
+
+    def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
+        program = scalar_program(function)
+        inputs, origin = self._inputs(program, function, arguments)
+        return self._run(program, inputs, self._flags(origin))
+
+    def push(self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int) -> Callable:
+        positions, roots = at.inputs(function)
+        program = scalar_program(function, "push", positions)
+        inputs, origin = self._inputs(program, function, arguments)
+
+        def pushed(d_arguments: Sequence[Any], d_operands: Sequence[Any]) -> list[Any]:
+            tangents = [*d_arguments, *d_operands]
+            values = [_leaves(tangents[r]) for r in roots]
+            marks = [~at.operands[r - len(at.arguments)] if r >= len(at.arguments) else 0 for r in roots]
+            more = [m for m, v in zip(marks, values, strict=True) for _ in v]
+            flags = ((*[False] * len(inputs), *[True] * len(more)),) * columns + self._flags([*origin, *more])
+            return self._run(program, [*inputs, *(x for v in values for x in v)], flags)
+
+        return pushed
+
+    def pull(self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int) -> tuple[list[Any], Callable]:
+        positions, roots = at.inputs(function)
+        program = scalar_program(function, "pull", positions)
+        inputs, origin = self._inputs(program, function, arguments)
+
+        def pulled(cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            more = [x for c in cotangents for x in _leaves(c)]
+            flags = ((*[False] * len(inputs), *[True] * len(more)),) * columns
+            flags += self._flags([*origin, *[0] * len(more)])
+            found = self._run(program, [*inputs, *more], flags)
+            return self._gathered(found, roots, at)
+
+        return self.evaluate(function, arguments), pulled
+
+    def _gathered(self, found: Sequence[Any], roots: Sequence[int], at: At) -> tuple[list, list]:
+        """Cotangents of arguments and operands from those of inputs: several for one are added, None where it is not read."""
+        sums: list[Any] = [None] * (len(at.arguments) + len(at.operands))
+        for r, x in zip(roots, found, strict=True):
+            sums[r] = x if sums[r] is None else jax.tree.map(jnp.add, sums[r], x)
+        return sums[: len(at.arguments)], sums[len(at.arguments) :]
+
+    def operand_zeros(self, lead: Shape, index: int) -> Any:
+        return self.zeros(lead + self.sizes, self.solve.operands[index])
+
+    def operand_leave(self, value: Any, lead: Shape, index: int) -> Any:
+        x = implode(value, self.solve.operands[index], lead + self.sizes)
+        columns = [True] * len(lead)
+        return total(x, [*columns, *[True] * len(self.sizes)], [*columns, *self.operand_flags(index)])
+
+
+def _leaves(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

@@ -1,0 +1,121 @@
+"""Which form the lanes of a call take, and the scalar programs of its lane functions and of their derivatives.
+
+Scalar lanes are for small systems: one fused loop instead of many small arrays. XLA's compile time and code quality
+fall off with the length of a scalar program, so that the longest step that takes this form was measured.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from gradsolve_backend.kernels.scalar import NoScalarForm, ScalarProgram, scalarise
+from gradsolve_backend.kernels.solve import Call, Solve
+from gradsolve_backend.kernels.trace import LaneFunction
+
+STEP_EQUATIONS = 600  # of a trial step
+PULL_EQUATIONS = 1500  # of the cotangent of an accepted step
+ELEMENTS = 512  # of all operands that are read element by element
+
+
+def _push(program: core.ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[Any]]:
+    """The tangent of a program, and what it takes besides the program's own inputs."""
+    count = len(program.jaxpr.invars)
+
+    def run(*inputs: Any) -> list[Any]:
+        of, primals = _of(program, inputs[:count], at)
+        return jax.jvp(of, primals, inputs[count:])[1]
+
+    return run, [program.jaxpr.invars[i].aval for i in at]
+
+
+def _pull(program: core.ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[Any]]:
+    """The cotangent of a program, and what it takes besides the program's own inputs."""
+    count = len(program.jaxpr.invars)
+
+    def run(*inputs: Any) -> list[Any]:
+        of, primals = _of(program, inputs[:count], at)
+        return list(jax.vjp(of, *primals)[1](list(inputs[count:])))
+
+    return run, [v.aval for v in program.jaxpr.outvars]
+
+
+def _of(program: core.ClosedJaxpr, inputs: Sequence[Any], at: Sequence[int]) -> tuple[Callable, tuple[Any, ...]]:
+    def of(*xs: Any) -> list[Any]:
+        full = list(inputs)
+        for i, x in zip(at, xs, strict=True):
+            full[i] = x
+        return jax.core.eval_jaxpr(program.jaxpr, program.consts, *full)
+
+    return of, tuple(inputs[i] for i in at)
+
+
+DERIVATIVES = {"push": _push, "pull": _pull}
+
+
+def scalar_program(function: LaneFunction, kind: str = "", at: tuple[int, ...] = ()) -> ScalarProgram:
+    """The scalar program of a lane function, or of its tangent (`push`) or cotangent (`pull`) at some inputs.
+
+    Derivatives are taken on arrays, so that rules of the user's own hold, and made scalar after that.
+
+    Raises:
+        NoScalarForm: it has none, with the reason.
+    """
+    found = function.scalars.get((kind, at))
+    if found is None:
+        try:
+            found = _built(function, kind, at)
+        except NoScalarForm as error:
+            found = error
+        function.scalars[kind, at] = found
+    if isinstance(found, NoScalarForm):
+        raise found
+    return found
+
+
+def _built(function: LaneFunction, kind: str, at: tuple[int, ...]) -> ScalarProgram:
+    program = function.program
+    own = [v.aval for v in program.jaxpr.invars]
+    elements = sum(a.size for a in own)
+    if elements > ELEMENTS * 4:
+        raise NoScalarForm(f"its inputs have {elements} elements; at most {ELEMENTS * 4} can be held one by one")
+    tables, limit = [s < 0 for s in function.sources], STEP_EQUATIONS
+    if kind:
+        run, more = DERIVATIVES[kind](program, at)
+        program = jax.make_jaxpr(run)(*own, *more)
+        tables += [False] * len(more)
+        limit = PULL_EQUATIONS
+    return scalarise(program, limit=limit, table_inputs=tables)
+
+
+def _reason(programs: Iterable[tuple[LaneFunction, str, tuple[int, ...]]]) -> str:
+    try:
+        for function, kind, at in programs:
+            scalar_program(function, kind, at)
+    except NoScalarForm as error:
+        return str(error)
+    return ""
+
+
+def step_equations(solve: Solve) -> tuple[int | None, str]:
+    """Scalar equations of a trial step, or None and why a forward pass takes array lanes."""
+    functions = [solve.advance, solve.live, *(f for o in solve.outputs for f in (o.due, o.sample) if f is not None)]
+    if solve.observed is not solve.advance:
+        return None, "a progress meter has no scalar form"
+    reason = _reason((f, "", ()) for f in functions)
+    return (None, reason) if reason else (scalar_program(solve.advance).equations, "")
+
+
+def _derived(call: Call, kind: str) -> Iterable[tuple[LaneFunction, str, tuple[int, ...]]]:
+    yield call.replay, "", ()
+    yield call.replay, kind, call.at.inputs(call.replay)[0]
+    for sample in call.samples:
+        if sample is not None:
+            yield sample, "", ()
+            yield sample, kind, call.sample_at.inputs(sample)[0]
+
+
+def takes_scalar(call: Call, kind: str) -> bool:
+    """Whether the forward pass and the derivative `kind` of a call take scalar lanes."""
+    return step_equations(call.solve)[0] is not None and not _reason(_derived(call, kind))
