@@ -82,7 +82,9 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
             return built.finished(solve(call, *built.inputs))
 
         keywords = {k: v for k, v in given.items() if k not in PASSED}
-        return self._loop(**keywords, inner_while_loop=functools.partial(eqxi.while_loop, kind="lax"), outer_while_loop=outer)
+        return self._loop(
+            **keywords, inner_while_loop=functools.partial(eqxi.while_loop, kind="lax"), outer_while_loop=outer
+        )
 
 
 PASSED = ("throw", "passed_solver_state", "passed_controller_state")
@@ -100,7 +102,9 @@ def _problem(given: dict[str, Any], built: Built | None) -> Problem:
     leaves = jtu.tree_leaves(given["init_state"].y)
     platform = jax.default_backend()
     per_row, per_carry = (0, 0) if built is None else _bytes(built)
-    equations, reason = (None, "not looked at: Diffrax's own loop was asked for") if built is None else step_equations(built.solve)
+    equations, reason = (
+        (None, "not looked at: Diffrax's own loop was asked for") if built is None else step_equations(built.solve)
+    )
     return Problem(
         platform="cuda" if platform == "gpu" else platform,
         solver=type(given["solver"]).__name__,
@@ -119,7 +123,9 @@ def _problem(given: dict[str, Any], built: Built | None) -> Problem:
 
 def _saving(saveat: Any) -> tuple[str, ...]:
     subs = jtu.tree_leaves(saveat.subs, is_leaf=lambda x: isinstance(x, diffrax.SubSaveAt))
-    kinds = [k for s in subs for k, on in (("t0", s.t0), ("t1", s.t1), ("ts", s.ts is not None), ("steps", s.steps)) if on]
+    kinds = [
+        k for s in subs for k, on in (("t0", s.t0), ("t1", s.t1), ("ts", s.ts is not None), ("steps", s.steps)) if on
+    ]
     return tuple(dict.fromkeys([*kinds, *(["dense"] if saveat.dense else [])]))
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import diffrax
 import equinox as eqx
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.extend.core.primitives import convert_element_type_p
@@ -17,7 +16,7 @@ from gradsolve_backend.adapters import saving
 from gradsolve_backend.adapters.flat import Flat, strong
 from gradsolve_backend.adapters.method import AbstractMethod, methods
 from gradsolve_backend.adapters.trial import Asked, Carry, EventData, Replayer, Stepper, Trial, clip_floor
-from gradsolve_backend.kernels.compat import State
+from gradsolve_backend.kernels.compat import Literal, State
 from gradsolve_backend.kernels.solve import Output, Solve
 from gradsolve_backend.kernels.trace import LaneFunction, Operands, trace
 
@@ -130,14 +129,14 @@ class Tracer:
         return [jnp.asarray(self.stepper.live(self.flat.unpack(arrays)))]
 
     def fixed(self, *arrays: Any) -> list[Any]:
-        *arrays, kept, t_after = arrays
-        after, dense = self.replayer.fixed(self.flat.unpack(arrays), kept)
+        *before, kept, t_after = arrays
+        after, dense = self.replayer.fixed(self.flat.unpack(before), kept)
         seen = after._replace(tprev=t_after)
         return [*self.flat.pack(after), *self._after(seen, dense)]
 
     def moving(self, *arrays: Any) -> list[Any]:
-        *arrays, kept, _ = arrays
-        before = self.flat.unpack(arrays)
+        *leaves, kept, _ = arrays
+        before = self.flat.unpack(leaves)
         after, dense = self.replayer.moving(before, kept)
         return [*self.flat.pack(_like(after, before)), *self._after(after, dense)]
 
@@ -216,7 +215,7 @@ def _varying(advance: LaneFunction, size: int) -> tuple[int, ...]:
     """Loop variables that a step changes."""
     given = {v: s for v, s in zip(advance.program.jaxpr.invars, advance.sources, strict=True)}
     outs = advance.program.jaxpr.outvars[:size]
-    return tuple(i for i, v in enumerate(outs) if isinstance(v, jax.extend.core.Literal) or given.get(v) != i)
+    return tuple(i for i, v in enumerate(outs) if isinstance(v, Literal) or given.get(v) != i)
 
 
 def _outputs(tracer: Tracer, sources: Sequence[int]) -> tuple[Output, ...]:

@@ -1,4 +1,4 @@
-"""How a step is made: explicit Runge-Kutta methods as straight-line code from their tableau, all others by `solver.step`.
+"""How a step is made: explicit Runge-Kutta methods as straight-line code, all others by `solver.step`.
 
 A method closes over the terms and args of one solve. It may hold its solver state in another form inside the loop:
 `enter` and `leave` convert.
@@ -55,7 +55,7 @@ class AbstractMethod(abc.ABC):
 
     @abc.abstractmethod
     def leave(self, before: Any, state: Any, accepted: Any) -> Any:
-        """Diffrax's solver state, from the one that entered, the one inside the loop, and the count of accepted steps."""
+        """Diffrax's solver state after `accepted` steps, from the one that entered and the one inside the loop."""
 
     @abc.abstractmethod
     def step(self, t0: Any, t1: Any, y0: Any, state: Any, made_jump: Any) -> Step:

@@ -53,23 +53,22 @@ class Saved:
 
 def _sub(asked: Asked, sub: Any, state: SaveState) -> Saved:
     value = lambda t, y: [t, *jtu.tree_leaves(sub.fn(t, y, asked.args))]  # noqa: E731
-    due = sample = emit = None
+    due: Callable | None = None
+    sample: Callable | None = None
+    emit: Callable | None = None
     if sub.ts is not None:
         ts = sub.ts
 
-        def due(k: Any, carry: Carry) -> Any:
+        def within(k: Any, carry: Carry) -> Any:
             return (k < len(ts)) & (ts[k] <= carry.tnext)
 
-        def sample(k: Any, carry: Carry, dense: Any) -> list[Any]:
+        def interpolated(k: Any, carry: Carry, dense: Any) -> list[Any]:
             interpolation = asked.solver.interpolation_cls(t0=carry.tprev, t1=carry.tnext, **dense)
             return value(ts[k], interpolation.evaluate(ts[k]))
 
+        due, sample = within, interpolated
     if sub.steps:
-
-        def emit(carry: Carry, dense: Any) -> list[Any]:
-            del dense
-            return value(carry.tprev, carry.y)
-
+        emit = lambda carry, dense: value(carry.tprev, carry.y)  # noqa: E731
     first = 1 if sub.t0 else 0
     count = 0 if sub.ts is None else len(sub.ts)
     return Saved(first, [state.ts, *jtu.tree_leaves(state.ys)], count, due, sample, emit, sub.steps)

@@ -222,9 +222,7 @@ class Replayer:
         return y1, error, dense, state
 
     def _after(self, carry: Carry, kept: Any, y1: Any, state: Any, dense: Any) -> Carry:
-        after = carry._replace(
-            y=_chosen(kept, y1, carry.y), solver_state=_chosen(kept, state, carry.solver_state)
-        )
+        after = carry._replace(y=_chosen(kept, y1, carry.y), solver_state=_chosen(kept, state, carry.solver_state))
         if carry.event is None:
             return after
         last = _chosen(kept, dense, carry.event.dense_info)

@@ -60,7 +60,7 @@ SAVINGS = ("t1", "ts", "steps", "steps3", "dense", "subs", "state")
 DTYPES: Mapping[str, Any] = {"f64": jnp.float64, "f32": jnp.float32}
 
 
-def tolerances(problem: Problem, solver: Solver, dtype: Any) -> dict[str, float]:
+def tolerances(problem: Problem, solver: Solver, dtype: Any) -> dict[str, Any]:
     """`rtol` and `atol` of the controller; in float32 none is asked for that rounding would decide."""
     floor = 1e-4 if dtype == jnp.float32 else 0.0
     return {"rtol": max(problem.rtol * solver.loose, floor), "atol": max(problem.atol * solver.loose, floor)}
@@ -98,7 +98,7 @@ def start_times(problem: Problem, controller: str, saving: str, dtype: Any) -> d
 
 
 def make_controller(
-    name: str, problem: Problem, tolerance: dict[str, float], times: dict[str, Any]
+    name: str, problem: Problem, tolerance: dict[str, Any], times: dict[str, Any]
 ) -> diffrax.AbstractStepSizeController:
     """The controller called `name`, with the times it needs; see `tolerances` and `start_times`."""
     if name == "const":
@@ -113,7 +113,7 @@ def make_controller(
     return pid
 
 
-def _full_pid(tolerance: dict[str, float], span: float) -> diffrax.PIDController:
+def _full_pid(tolerance: dict[str, Any], span: float) -> diffrax.PIDController:
     return diffrax.PIDController(
         **tolerance,
         pcoeff=0.2,

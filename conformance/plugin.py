@@ -71,7 +71,7 @@ def _expected(config: pytest.Config) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def backend(pytestconfig: pytest.Config) -> str:
     """Name of the backend under test."""
-    return pytestconfig.getoption("--backend")
+    return str(pytestconfig.getoption("--backend"))
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"warning: the xfail file names {case}, and no grid has such a case; remove it")
     for reason, count in _reasons(terminalreporter.stats.get("skipped", ())).items():
         terminalreporter.write_line(f"skipped {count}: {reason}")
-    terminalreporter.write_line(closing_line(config.getoption("--backend"), terminalreporter.stats))
+    terminalreporter.write_line(closing_line(str(config.getoption("--backend")), terminalreporter.stats))
 
 
 def _reasons(skipped: Iterable[Any]) -> dict[str, int]:

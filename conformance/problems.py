@@ -67,6 +67,7 @@ def _layer(rows: int, columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 _TABLE_TIMES = np.linspace(0.0, 4.0, 17)
+_TABLE = np.sin(2.1 * _TABLE_TIMES) + 0.2 * _TABLE_TIMES
 
 
 def _forced(t: Any, y: Any, args: Any) -> Any:
@@ -176,7 +177,7 @@ _APPLIED = (
         {
             "stiffness": np.array(2.0),
             "damping": np.array(0.3),
-            "table": np.sin(2.1 * _TABLE_TIMES) + 0.2 * _TABLE_TIMES,
+            "table": _TABLE,
         },
         4.0,
         _OWN,

@@ -61,14 +61,16 @@ class Solve:
         """
         if self.case.saving == "state":
             return self._in_two_parts(inputs, times)
-        saveat, read = self._saving(times)
-        sol = self._solve(inputs, times, mesh, saveat)
+        subs = _SUBS[self.case.saving](times)
+        dense = self.case.saving == "dense"
         # Always as an auxiliary output of the same solve: another program may round, and so step, otherwise.
-        aux = {"steps": _counts(sol), "unused": _unused((sol.ts, sol.ys), self.with_mesh)}
+        both = {"case": subs, "mesh": diffrax.SubSaveAt(t0=True, steps=True, fn=lambda t, y, args: None)}
+        sol = self._solve(inputs, times, mesh, diffrax.SaveAt(subs=both if self.with_mesh else subs, dense=dense))
+        saved = (sol.ts["case"], sol.ys["case"]) if self.with_mesh else (sol.ts, sol.ys)
+        aux = {"steps": _counts(sol), "unused": jtu.tree_map(jnp.isinf, saved)}
         if self.with_mesh:
-            ts = sol.ts["mesh"]
-            aux["mesh"] = jnp.where(jnp.isfinite(ts), ts, times["t1"])
-        return read(sol), aux
+            aux["mesh"] = jnp.where(jnp.isinf(sol.ts["mesh"]), times["t1"], sol.ts["mesh"])
+        return _finite((saved, _evaluated(sol, times) if dense else ())), aux
 
     def _solve(self, inputs: tuple[Any, Any], times: dict[str, Any], mesh: Any, saveat: Any, **state: Any) -> Any:
         case, (y0, args) = self.case, inputs
@@ -89,7 +91,7 @@ class Solve:
         )
 
     @property
-    def _tolerance(self) -> dict[str, float]:
+    def _tolerance(self) -> dict[str, Any]:
         return axes.tolerances(self.problem, axes.SOLVERS[self.case.solver], self.case.jax_dtype)
 
     def _solver(self) -> diffrax.AbstractSolver:
@@ -102,15 +104,6 @@ class Solve:
         # smaller step. A fixed mesh has none; and where half of a problem is explicit, rounding would decide the steps.
         finder = optx.Newton if fixed or row.family == "imex" else diffrax.VeryChord
         return row.make(root_finder=finder(**self._tolerance))
-
-    def _saving(self, times: dict[str, Any]) -> tuple[diffrax.SaveAt, Callable[[Any], Any]]:
-        subs = _SUBS[self.case.saving](times)
-        dense = self.case.saving == "dense"
-        if not self.with_mesh:
-            return diffrax.SaveAt(subs=subs, dense=dense), lambda sol: _read(sol, sol.ts, sol.ys, dense, times)
-        mesh = diffrax.SubSaveAt(t0=True, steps=True, fn=lambda t, y, args: None)
-        saveat = diffrax.SaveAt(subs={"case": subs, "mesh": mesh}, dense=dense)
-        return saveat, lambda sol: _read(sol, sol.ts["case"], sol.ys["case"], dense, times)
 
     def _in_two_parts(self, inputs: tuple[Any, Any], times: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Stop half-way, save everything, and go on from there with the states passed in."""
@@ -145,17 +138,16 @@ def _statistics(t: Any, y: Any, args: Any) -> dict[str, Any]:
     return {"power": jnp.sum(state**2), "mixed": first * state[0] * jnp.cos(t)}
 
 
-def _read(sol: diffrax.Solution, ts: Any, ys: Any, dense: bool, times: dict[str, Any]) -> Any:
-    if not dense:
-        return _finite((ts, ys))
+def _evaluated(sol: diffrax.Solution, times: dict[str, Any]) -> Any:
+    """What the saving `dense` is asked for: values, and the derivative in time."""
     span = times["t1"] - times["t0"]
     asked = times["t0"] + span * jnp.asarray([0.02, 0.31, 0.74, 0.99], span.dtype)
-    return _finite((ys, jax.vmap(sol.evaluate)(asked), sol.derivative(asked[1])))
+    return jax.vmap(sol.evaluate)(asked), sol.derivative(asked[1])
 
 
 def _finite(tree: Any) -> Any:
     """Unused slots are infinite in Diffrax; users select on the result, which is what reaches the adjoint as zeros."""
-    return jtu.tree_map(lambda x: jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x)), tree)
+    return jtu.tree_map(lambda x: jnp.where(jnp.isinf(x), jnp.zeros_like(x), x), tree)
 
 
 def _counts(sol: diffrax.Solution) -> Any:

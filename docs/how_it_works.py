@@ -19,6 +19,11 @@ def curve(t: np.ndarray) -> np.ndarray:
     return 8.05 + 0.75 * np.tanh(2.2 * (t - 5.3)) + 0.06 * t
 
 
+def height(t: float) -> float:
+    """The solution at one time."""
+    return float(curve(np.array(t)))
+
+
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str, bend: float = 0.0) -> None:
     style = f"arc3,rad={bend}"
     axes.add_patch(
@@ -37,9 +42,9 @@ def record(axes: Axes) -> None:
     axes.plot(fine, curve(fine), color=RECORD, lw=1.4, alpha=0.45)
     axes.plot(TIMES, curve(TIMES), "o", color=RECORD, ms=8)
     for i, t in enumerate(TIMES):
-        axes.text(t, curve(np.array(t)) + 0.28, f"$y_{i}$", ha="center", color=RECORD, fontsize=10)
+        axes.text(t, height(t) + 0.28, f"$y_{i}$", ha="center", color=RECORD, fontsize=10)
     start, end = REJECTED
-    arrow(axes, (start, curve(np.array(start))), (end, 7.45), GREY, bend=0.25)
+    arrow(axes, (start, height(start)), (end, 7.45), GREY, bend=0.25)
     axes.plot(end, 7.45, "x", color=REVERSE, ms=9, mew=2.2)
     axes.text(end + 0.25, 7.45, "rejected", color=REVERSE, fontsize=9.5, va="center", backgroundcolor="white")
     heading(axes, 8.4, "record", "Diffrax's adaptive loop runs once,\nwith its own error control.", RECORD)
@@ -51,7 +56,7 @@ def rows(axes: Axes) -> None:
         box = FancyBboxPatch((t - 0.27, 4.95), 0.54, 0.95, boxstyle="round,pad=0.04", fc="#eef2f6", ec=ROWS, lw=1.1)
         axes.add_patch(box)
         axes.text(t, 5.43, f"$t_{i}$\n$h_{i}$\n$y_{i}$", ha="center", va="center", fontsize=8.5, linespacing=1.15)
-        axes.plot([t, t], [5.95, curve(np.array(t)) - 0.14], color=ROWS, lw=0.8, ls=":")
+        axes.plot([t, t], [5.95, height(t) - 0.14], color=ROWS, lw=0.8, ls=":")
         if i % 4 == 0:
             axes.plot(t, 4.68, "^", color=ROWS, ms=7)
     axes.text(TIMES[0] + 0.25, 4.66, "checkpoint", fontsize=9, color=ROWS, va="center")

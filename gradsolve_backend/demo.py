@@ -25,6 +25,7 @@ from gradsolve_backend.timing import alternate, compiled
 # Stock and GradSolve differentiate the same steps, so that their gradients agree to round-off.
 LARGEST_ALLOWED = 1e-9
 CURVE_POINTS_PER_YEAR = 16
+REMEDY = "leave GRADSOLVE_BACKEND unset, or name another backend."
 
 
 class Options(NamedTuple):
@@ -183,22 +184,24 @@ def run(options: Options, console: Console) -> int:
 
     Runs in 64 bits whatever the caller's setting, and leaves that setting as it was.
     """
+    say = partial(console.print, highlight=False, soft_wrap=True)
     with jax.enable_x64(True):
         census = demo_model.load_census()
         starts = jnp.asarray(demo_model.random_starts(options.starts, options.seed))
+        with stage(console, "ask which backend runs the solves"):
+            backend = backends(census, starts)
+        if "stock" in backend:
+            say(f"GradSolve runs these solves on {backend}, which has no forward mode, and the fit needs one: {REMEDY}")
+            return 1
         tried = measure(census, starts, options, console)
         with stage(console, "curves, standard errors and picture"):
             fits = tried[0].fits
             drawn = curves(census, fits)
             demo_plot.draw(census, np.asarray(starts), fits, drawn, options.output)
-            backend = backends(census, starts)
         difference = report(console, tried, drawn, backend)
-    console.print(f"Picture: {options.output}", highlight=False, soft_wrap=True)
+    say(f"Picture: {options.output}")
     # Written so that a NaN fails too.
     if difference < LARGEST_ALLOWED:
         return 0
-    console.print(
-        f"FAILED: the gradients differ from stock's by {difference:.1e}; round-off stays below {LARGEST_ALLOWED:.0e}.",
-        soft_wrap=True,
-    )
+    say(f"FAILED: the gradients differ from stock's by {difference:.1e}; round-off stays below {LARGEST_ALLOWED:.0e}.")
     return 1

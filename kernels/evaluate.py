@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradsolve_backend.kernels.compat import eval_jaxpr
+from gradsolve_backend.kernels.forms import scalar_program
 from gradsolve_backend.kernels.lanes import Flags, over, spread, total
 from gradsolve_backend.kernels.scalar import ScalarProgram
-from gradsolve_backend.kernels.forms import scalar_program
 from gradsolve_backend.kernels.solve import At, Solve
 from gradsolve_backend.kernels.trace import LaneFunction
 
@@ -86,7 +87,9 @@ class AbstractLanes(abc.ABC):
         """Tangents of the function's outputs from those of what `at` names: `(arguments, operands) -> outputs`."""
 
     @abc.abstractmethod
-    def pull(self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int) -> tuple[list[Any], Callable]:
+    def pull(
+        self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int
+    ) -> tuple[list[Any], Callable]:
         """The outputs, and the map from their cotangents: `outputs -> (arguments, operands)`."""
 
     @abc.abstractmethod
@@ -105,7 +108,7 @@ class ArrayLanes(AbstractLanes):
     def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
         program = function.program
         flags = tuple(tuple(s >= 0 or level[~s] for s in function.sources) for level in self.flags)
-        run = over(lambda *x: jax.core.eval_jaxpr(program.jaxpr, program.consts, *x), flags)
+        run = over(lambda *x: eval_jaxpr(program.jaxpr, program.consts, *x), flags)
         out = run(*function.inputs(arguments, self.operands))
         has = [any(level) for level in flags]  # all of them, but for a function that reads no argument
         return [spread(x, has, self.sizes) for x in out]
@@ -125,7 +128,9 @@ class ArrayLanes(AbstractLanes):
         of, primals = self._of(function, arguments, at)
         return _columns(lambda *d: jax.jvp(of, primals, d)[1], columns)
 
-    def pull(self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int) -> tuple[list[Any], Callable]:
+    def pull(
+        self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int
+    ) -> tuple[list[Any], Callable]:
         of, primals = self._of(function, arguments, at)
         out, pulled = jax.vjp(of, *primals)
         return out, _columns(pulled, columns)
@@ -174,8 +179,8 @@ class ScalarLanes(AbstractLanes):
 
     def _run(self, program: ScalarProgram, inputs: Sequence[Any], flags: Flags) -> list[Any]:
         closed = program.jaxpr
-        sizes = (*([None] * (len(flags) - len(self.sizes))), *self.sizes)
-        out = over(lambda *x: jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *x), flags)(*inputs)
+        sizes = (*[1] * (len(flags) - len(self.sizes)), *self.sizes)  # a column's axis is never missing
+        out = over(lambda *x: eval_jaxpr(closed.jaxpr, closed.consts, *x), flags)(*inputs)
         has = [any(level) for level in flags]
         spreadable = [spread(x, has, sizes) if not all(has) else x for x in out]
         rest = iter(spreadable)
@@ -205,7 +210,9 @@ class ScalarLanes(AbstractLanes):
 
         return pushed
 
-    def pull(self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int) -> tuple[list[Any], Callable]:
+    def pull(
+        self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int
+    ) -> tuple[list[Any], Callable]:
         positions, roots = at.inputs(function)
         program = scalar_program(function, "pull", positions)
         inputs, origin = self._inputs(program, function, arguments)
@@ -220,7 +227,7 @@ class ScalarLanes(AbstractLanes):
         return self.evaluate(function, arguments), pulled
 
     def _gathered(self, found: Sequence[Any], roots: Sequence[int], at: At) -> tuple[list, list]:
-        """Cotangents of arguments and operands from those of inputs: several for one are added, None where it is not read."""
+        """Cotangents of arguments and operands from those of inputs: added if several, None where there is none."""
         sums: list[Any] = [None] * (len(at.arguments) + len(at.operands))
         for r, x in zip(roots, found, strict=True):
             sums[r] = x if sums[r] is None else jax.tree.map(jnp.add, sums[r], x)

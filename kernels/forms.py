@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core
 
+from gradsolve_backend.kernels.compat import ClosedJaxpr, eval_jaxpr
 from gradsolve_backend.kernels.scalar import NoScalarForm, ScalarProgram, scalarise
 from gradsolve_backend.kernels.solve import Call, Solve
 from gradsolve_backend.kernels.trace import LaneFunction
@@ -19,7 +19,7 @@ PULL_EQUATIONS = 1500  # of the cotangent of an accepted step
 ELEMENTS = 512  # of all operands that are read element by element
 
 
-def _push(program: core.ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[Any]]:
+def _push(program: ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[Any]]:
     """The tangent of a program, and what it takes besides the program's own inputs."""
     count = len(program.jaxpr.invars)
 
@@ -30,7 +30,7 @@ def _push(program: core.ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[
     return run, [program.jaxpr.invars[i].aval for i in at]
 
 
-def _pull(program: core.ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[Any]]:
+def _pull(program: ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[Any]]:
     """The cotangent of a program, and what it takes besides the program's own inputs."""
     count = len(program.jaxpr.invars)
 
@@ -41,12 +41,12 @@ def _pull(program: core.ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[
     return run, [v.aval for v in program.jaxpr.outvars]
 
 
-def _of(program: core.ClosedJaxpr, inputs: Sequence[Any], at: Sequence[int]) -> tuple[Callable, tuple[Any, ...]]:
+def _of(program: ClosedJaxpr, inputs: Sequence[Any], at: Sequence[int]) -> tuple[Callable, tuple[Any, ...]]:
     def of(*xs: Any) -> list[Any]:
         full = list(inputs)
         for i, x in zip(at, xs, strict=True):
             full[i] = x
-        return jax.core.eval_jaxpr(program.jaxpr, program.consts, *full)
+        return eval_jaxpr(program.jaxpr, program.consts, *full)
 
     return of, tuple(inputs[i] for i in at)
 
@@ -76,7 +76,7 @@ def scalar_program(function: LaneFunction, kind: str = "", at: tuple[int, ...] =
 
 def _built(function: LaneFunction, kind: str, at: tuple[int, ...]) -> ScalarProgram:
     program = function.program
-    own = [v.aval for v in program.jaxpr.invars]
+    own: list[Any] = [v.aval for v in program.jaxpr.invars]
     elements = sum(a.size for a in own)
     if elements > ELEMENTS * 4:
         raise NoScalarForm(f"its inputs have {elements} elements; at most {ELEMENTS * 4} can be held one by one")

@@ -52,7 +52,7 @@ def total(x: Any, has: Sequence[bool], wanted: Sequence[bool]) -> Any:
 
 
 def select(mask: Any, new: Any, old: Any, columns: int = 0) -> Any:
-    """`where(mask, new, old)` for trees of arrays; `mask` has the trajectory axes, the arrays `columns` more in front."""
+    """`where(mask, new, old)` for trees of arrays; `mask` has the axes of the lanes, the arrays `columns` in front."""
 
     def one(a: Any, b: Any) -> Any:
         own = (1,) * (a.ndim - columns - mask.ndim)

@@ -185,7 +185,8 @@ def segment(call: Call, lanes: AbstractLanes, state: Any, function: LaneFunction
 
 def make_lanes(scalar: bool, solve: Solve, sizes: Shape, flags: Flags, operands: list[Any]) -> AbstractLanes:
     """Lanes of one form."""
-    return (ScalarLanes.of if scalar else ArrayLanes)(solve, sizes, flags, operands)
+    make = ScalarLanes.of if scalar else ArrayLanes
+    return make(solve, sizes, flags, operands)
 
 
 def entered(call: Call, inputs: Sequence[Any]) -> tuple[AbstractLanes, list[Any]]:
@@ -204,7 +205,7 @@ def forward(call: Call, *inputs: Any) -> list[Any]:
     lanes, carry = entered(call, inputs)
     p, saved = start(lanes, carry), buffers(lanes)
     if not call.record:
-        body = lambda s: advance(lanes, *s, solve.observed)[:2]  # noqa: E731
+        body = lambda s: advance(lanes, s[0], s[1], solve.observed)[:2]  # noqa: E731
         return _left(lanes, *jax.lax.while_loop(lambda s: going(solve, s[0]), body, (p, saved)))
     rows = reserve(lanes, solve.segment, row_avals(call))
     marks = reserve(lanes, solve.checkpoints, checkpoint_avals(solve))

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jax.extend import core
-
+from gradsolve_backend.kernels.compat import Jaxpr, Literal
 from gradsolve_backend.kernels.trace import LaneFunction, inexact
 
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
@@ -20,9 +19,9 @@ def _equation(eqn: Any, reached: Sequence[bool]) -> list[bool]:
     return [hit and inexact(v.aval) for v in eqn.outvars]
 
 
-def _program(jaxpr: core.Jaxpr, reached: Sequence[bool]) -> list[bool]:
+def _program(jaxpr: Jaxpr, reached: Sequence[bool]) -> list[bool]:
     known = {v for v, r in zip(jaxpr.invars, reached, strict=True) if r}
-    hit = lambda v: not isinstance(v, core.Literal) and v in known  # noqa: E731
+    hit = lambda v: not isinstance(v, Literal) and v in known  # noqa: E731
     for eqn in jaxpr.eqns:
         out = _equation(eqn, [hit(v) for v in eqn.invars])
         known.update(v for v, r in zip(eqn.outvars, out, strict=True) if r)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from gradsolve_backend.kernels.compat import ShapedArray
 from gradsolve_backend.kernels.forms import takes_scalar
 from gradsolve_backend.kernels.loops import checkpoint_avals, outcome, record_outcome
 from gradsolve_backend.kernels.replay import primal_count
@@ -22,7 +23,7 @@ from gradsolve_backend.kernels.trace import inexact
 
 
 def _aval(x: Any) -> Any:
-    return jax.core.ShapedArray(x.shape, x.dtype)
+    return ShapedArray(x.shape, x.dtype)
 
 
 def _zero(x: Any) -> Any:
@@ -65,7 +66,9 @@ def cotangent_outputs(call: Call) -> list[Any]:
 
 
 forward_p = _primitive(
-    "gradsolve_forward", lambda call, *x: call.kernels.forward(call, *x), lambda call, *_: outcome(call) + record_outcome(call)
+    "gradsolve_forward",
+    lambda call, *x: call.kernels.forward(call, *x),
+    lambda call, *_: outcome(call) + record_outcome(call),
 )
 tangent_p = _primitive(
     "gradsolve_tangent",
@@ -109,7 +112,10 @@ def _forward_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call,
     axes = tuple((*a, *m, *(a[i] for i in inputs)) for a, m in zip(call.axes, middle, strict=True))
     keep = ((True,) * len(tangent_outputs(linear)),) * len(call.sizes)
     pushed = tangent_p.bind(
-        *primals, *found[count:], *_instantiated([tangents[i] for i in inputs]), call=linear.replace(axes=axes, keep=keep)
+        *primals,
+        *found[count:],
+        *_instantiated([tangents[i] for i in inputs]),
+        call=linear.replace(axes=axes, keep=keep),
     )
     out = out[: count + len(record_outcome(call))]
     result = [_zero(x) for x in out]
@@ -200,7 +206,7 @@ def _refuse_unbounded(call: Call) -> None:
 
 
 def _transpose(primitive: Primitive, outputs: Callable) -> Callable:
-    """The transpose of one linear map is the other: its inputs keep the axes that these had, and the other way round."""
+    """The transpose of one linear map is the other: inputs and outputs keep their axes."""
 
     def rule(cts: Sequence[Any], *inputs: Any, call: Call) -> list[Any]:
         _refuse_unbounded(call)
@@ -214,7 +220,9 @@ def _transpose(primitive: Primitive, outputs: Callable) -> Callable:
     return rule
 
 
-def _fold(inputs: Sequence[Any], dims: Sequence[Any], offsets: Sequence[int]) -> tuple[int, list[Any], tuple[bool, ...]]:
+def _fold(
+    inputs: Sequence[Any], dims: Sequence[Any], offsets: Sequence[int]
+) -> tuple[int, list[Any], tuple[bool, ...]]:
     """Inputs with a new, outermost level: its size, the inputs with its axis first, and which have it."""
     size = next(x.shape[d] for x, d in zip(inputs, dims, strict=True) if d is not None)
     out = []
@@ -242,9 +250,7 @@ def _linear_batch(primitive: Primitive) -> Callable:
         offsets = [0] * first + _record_offsets(call)
         size, inputs, flags = _fold(inputs, dims, offsets + [0] * (len(inputs) - len(offsets)))
         count = len(tangent_outputs(call) if primitive is tangent_p else cotangent_outputs(call))
-        call = call.replace(
-            sizes=(size, *call.sizes), axes=(flags, *call.axes), keep=((True,) * count, *call.keep)
-        )
+        call = call.replace(sizes=(size, *call.sizes), axes=(flags, *call.axes), keep=((True,) * count, *call.keep))
         return primitive.bind(*inputs, call=call), [0] * count
 
     return rule

@@ -246,7 +246,9 @@ def _sampled_back(call: Call, lanes: AbstractLanes, row: Row, number: int, dense
     return sample_times(lanes, number, row.before, row.step.kept, visit, sums)
 
 
-def _outputs_back(call: Call, lanes: AbstractLanes, row: Row, dense: Sequence[Any], state: Any) -> tuple[Sums, list[Any]]:
+def _outputs_back(
+    call: Call, lanes: AbstractLanes, row: Row, dense: Sequence[Any], state: Any
+) -> tuple[Sums, list[Any]]:
     """Cotangents that the outputs of one step give: to a sample's arguments, to operands, to emitted values."""
     saved, columns, sums = state
     emitted: list[Any] = []

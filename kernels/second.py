@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from gradsolve_backend.kernels.evaluate import AbstractLanes, ArrayLanes
 from gradsolve_backend.kernels.lanes import Flags, column, over, spread, total
-from gradsolve_backend.kernels.evaluate import AbstractLanes, ArrayLanes
 from gradsolve_backend.kernels.loops import (
     Progress,
     Step,
@@ -91,7 +90,7 @@ def _filled(lanes: AbstractLanes, number: int, steps: Any) -> list[Any]:
 def plain(call: Call) -> Callable[..., list[Any]]:
     """One lane's solve as a scan: reached loop variables after it and saved values, of loop variables and operands."""
     solve = call.solve
-    replay = (solve.moving if call.moving else solve.fixed)
+    replay = solve.moving if call.moving else solve.fixed
 
     def body(lanes: AbstractLanes, p: Progress) -> Any:
         stopped = p._replace(carry=[jax.lax.stop_gradient(x) for x in p.carry])

@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
-from gradsolve_backend.kernels.compat import dce_jaxpr
+from gradsolve_backend.kernels.compat import ClosedJaxpr, Jaxpr, Tracer, dce_jaxpr, eval_jaxpr, without_names
 
 CONSTANT_ELEMENTS = 256  # a concrete array up to this size is part of the program, a larger one is an operand
 
@@ -40,14 +39,14 @@ class Operands:
 
 
 def _is_operand(const: Any) -> bool:
-    return isinstance(const, jax.core.Tracer) or np.size(const) > CONSTANT_ELEMENTS
+    return isinstance(const, Tracer) or np.size(const) > CONSTANT_ELEMENTS
 
 
 @dataclass(frozen=True, eq=False)
 class LaneFunction:
     """A program with, for each of its inputs, where the value comes from: argument `s >= 0` or operand `~s`."""
 
-    program: core.ClosedJaxpr
+    program: ClosedJaxpr
     sources: tuple[int, ...]
     scalars: dict[Any, Any] = field(default_factory=dict)  # scalar programs made of it, or why there is none
 
@@ -67,7 +66,7 @@ class LaneFunction:
 
     def __call__(self, arguments: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
         """The outputs, for one lane."""
-        return jax.core.eval_jaxpr(self.program.jaxpr, self.program.consts, *self.inputs(arguments, operands))
+        return eval_jaxpr(self.program.jaxpr, self.program.consts, *self.inputs(arguments, operands))
 
     def moved(self, mapping: dict[int, int]) -> "LaneFunction":
         """The same function with its argument `a` taken from `mapping[a]` instead."""
@@ -79,9 +78,9 @@ class LaneFunction:
         return _pruned(jaxpr, self.program.consts, [jaxpr.outvars[i] for i in outputs], self.sources)
 
 
-def _pruned(jaxpr: core.Jaxpr, consts: Sequence[Any], outputs: Sequence[Any], sources: tuple[int, ...]) -> LaneFunction:
-    kept, used = dce_jaxpr(jaxpr.replace(outvars=list(outputs), debug_info=None), [True] * len(outputs))
-    return LaneFunction(core.ClosedJaxpr(kept, consts), tuple(s for s, u in zip(sources, used, strict=True) if u))
+def _pruned(jaxpr: Jaxpr, consts: Sequence[Any], outputs: Sequence[Any], sources: tuple[int, ...]) -> LaneFunction:
+    kept, used = dce_jaxpr(jaxpr.replace(outvars=list(outputs), debug_info=without_names(jaxpr)), [True] * len(outputs))
+    return LaneFunction(ClosedJaxpr(kept, consts), tuple(s for s, u in zip(sources, used, strict=True) if u))
 
 
 def trace(function: Callable[..., Sequence[Any]], arguments: Sequence[Any], operands: Operands) -> LaneFunction:
@@ -91,7 +90,9 @@ def trace(function: Callable[..., Sequence[Any]], arguments: Sequence[Any], oper
     hoisted = [(v, c) for v, c in pairs if _is_operand(c)]
     fixed = [(v, c) for v, c in pairs if not _is_operand(c)]
     jaxpr = closed.jaxpr.replace(
-        constvars=[v for v, _ in fixed], invars=[*(v for v, _ in hoisted), *closed.jaxpr.invars], debug_info=None
+        constvars=[v for v, _ in fixed],
+        invars=[*(v for v, _ in hoisted), *closed.jaxpr.invars],
+        debug_info=without_names(closed.jaxpr),
     )
     sources = (*(~operands.add(c) for _, c in hoisted), *range(len(arguments)))
     return _pruned(jaxpr, [c for _, c in fixed], jaxpr.outvars, sources)

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import diffrax
@@ -125,6 +125,23 @@ def test_x64_is_left_as_it_was_and_a_difference_fails(monkeypatch: pytest.Monkey
             assert demo.run(options, Console(file=printed)) == code
             assert jnp.zeros(1).dtype == jnp.float32
         assert ("FAILED" in printed.getvalue()) == bool(code)
+
+
+@pytest.fixture
+def stock_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """JAX does not trace again what it has traced, whatever the environment says by then."""
+    monkeypatch.setenv("GRADSOLVE_BACKEND", "stock")
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.usefixtures("stock_backend")
+def test_backend_without_forward_mode_is_refused(tmp_path: Path) -> None:
+    printed = io.StringIO()
+    assert demo.run(demo.Options(starts=1, output=str(tmp_path / "no.png")), Console(file=printed)) == 1
+    assert "stock, which has no forward mode" in printed.getvalue()
+    assert not (tmp_path / "no.png").exists()
 
 
 def check_run(arguments: list[str], output: Path, printed: Callable[[], str]) -> None:
