@@ -56,6 +56,8 @@ CONTROLLERS = (*FIXED, *ADAPTIVE)
 #: End; start and given times; every step; every third step; dense; two outputs, one of a function; all states, and a
 #: second solve that starts from them.
 SAVINGS = ("t1", "ts", "steps", "steps3", "dense", "subs", "state")
+#: Savings that evaluate the solution between steps.
+INTERPOLATED = ("ts", "dense", "subs")
 
 DTYPES: Mapping[str, Any] = {"f64": jnp.float64, "f32": jnp.float32}
 

@@ -7,7 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from gradsolve_backend.conformance.axes import ADAPTIVE, CONTROLLERS, DTYPES, FIXED, SAVINGS, SOLVERS, jumps
+from gradsolve_backend.conformance.axes import (
+    ADAPTIVE,
+    CONTROLLERS,
+    DTYPES,
+    FIXED,
+    INTERPOLATED,
+    SAVINGS,
+    SOLVERS,
+    jumps,
+)
 from gradsolve_backend.conformance.problems import PROBLEMS
 from gradsolve_backend.conformance.transforms import TRANSFORMS
 
@@ -67,6 +76,8 @@ RULES: tuple[Rule, ...] = (
     # A jump that no controller knows of is found by rejected steps, and rounding decides how many.
     (("problem", "controller"), lambda p, c: c in ("clip", "const") or not PROBLEMS[p].jumps),
     (("problem", "dtype"), lambda p, d: d == "f64" or not PROBLEMS[p].stiff),
+    # Stock interpolates this method with coefficients in float64.
+    (("solver", "dtype", "saving"), lambda s, d, saving: (s, d) != ("kencarp3", "f32") or saving not in INTERPOLATED),
     # A Brownian path has no derivative in time.
     (("problem", "transform"), lambda p, t: t != "gradtime" or PROBLEMS[p].kind != "sde"),
     # Given times of the whole span do not fit its halves.

@@ -37,8 +37,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"no plugin offers a backend {config.getoption('--backend')!r}; there are: {named}")
     config.stash[_counter] = 0
     jax.config.update("jax_enable_x64", True)
-    jax.config.update("jax_numpy_rank_promotion", "raise")
-    jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

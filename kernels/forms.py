@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from gradsolve_backend.kernels.compat import ClosedJaxpr, eval_jaxpr
+from gradsolve_backend.kernels.compat import eval_jaxpr
 from gradsolve_backend.kernels.scalar import NoScalarForm, ScalarProgram, scalarise
 from gradsolve_backend.kernels.solve import Call, Solve
 from gradsolve_backend.kernels.trace import LaneFunction
@@ -19,7 +19,7 @@ PULL_EQUATIONS = 1500  # of the cotangent of an accepted step
 ELEMENTS = 512  # of all operands that are read element by element
 
 
-def _push(program: ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[Any]]:
+def _push(program: Any, at: Sequence[int]) -> tuple[Callable, list[Any]]:
     """The tangent of a program, and what it takes besides the program's own inputs."""
     count = len(program.jaxpr.invars)
 
@@ -30,7 +30,7 @@ def _push(program: ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[Any]]
     return run, [program.jaxpr.invars[i].aval for i in at]
 
 
-def _pull(program: ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[Any]]:
+def _pull(program: Any, at: Sequence[int]) -> tuple[Callable, list[Any]]:
     """The cotangent of a program, and what it takes besides the program's own inputs."""
     count = len(program.jaxpr.invars)
 
@@ -41,7 +41,7 @@ def _pull(program: ClosedJaxpr, at: Sequence[int]) -> tuple[Callable, list[Any]]
     return run, [v.aval for v in program.jaxpr.outvars]
 
 
-def _of(program: ClosedJaxpr, inputs: Sequence[Any], at: Sequence[int]) -> tuple[Callable, tuple[Any, ...]]:
+def _of(program: Any, inputs: Sequence[Any], at: Sequence[int]) -> tuple[Callable, tuple[Any, ...]]:
     def of(*xs: Any) -> list[Any]:
         full = list(inputs)
         for i, x in zip(at, xs, strict=True):

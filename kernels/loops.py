@@ -1,8 +1,7 @@
-"""The loops over steps: forward (with or without a record), tangent, cotangent. Plain JAX, any backend can lower them.
+"""The forward loop over steps, with or without a record. Plain JAX, any backend can lower it.
 
-All lanes advance together; the loop ends when no lane wants a further step. A record is a checkpoint of the loop
-variables every `solve.segment` steps, and the rows of the last segment; the reverse sweep makes the rows of an earlier
-segment again from its checkpoint.
+All lanes advance together; the loop ends when no lane wants a further step. A record is the number of steps and the
+rows of the first `solve.segment` of them.
 """
 
 from collections.abc import Sequence
@@ -171,18 +170,6 @@ def write(rows: Sequence[Any], row: Sequence[Any], index: Any) -> list[Any]:
     return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, index, 0), list(rows), list(row))
 
 
-def segment(call: Call, lanes: AbstractLanes, state: Any, function: LaneFunction) -> Any:
-    """Up to one segment of steps from `state = progress, buffers, rows`, each leaving its row."""
-
-    def body(s: Any) -> Any:
-        j, p, saved, rows = s
-        after, saved, step = advance(lanes, p, saved, function)
-        return j + 1, after, saved, write(rows, make_row(call, p, step), j)
-
-    more = lambda s: going(call.solve, s[1]) & (s[0] < call.solve.segment)  # noqa: E731
-    return jax.lax.while_loop(more, body, (jnp.int32(0), *state))[1:]
-
-
 def make_lanes(scalar: bool, solve: Solve, sizes: Shape, flags: Flags, operands: list[Any]) -> AbstractLanes:
     """Lanes of one form."""
     make = ScalarLanes.of if scalar else ArrayLanes
@@ -200,25 +187,22 @@ def entered(call: Call, inputs: Sequence[Any]) -> tuple[AbstractLanes, list[Any]
 
 
 def forward(call: Call, *inputs: Any) -> list[Any]:
-    """Final loop variables, cursors, outputs; with `call.record`: steps, checkpoints and last rows as well."""
+    """Final loop variables, cursors, outputs; with `call.record` the number of steps and the rows as well."""
     solve = call.solve
     lanes, carry = entered(call, inputs)
     p, saved = start(lanes, carry), buffers(lanes)
     if not call.record:
         body = lambda s: advance(lanes, s[0], s[1], solve.observed)[:2]  # noqa: E731
         return _left(lanes, *jax.lax.while_loop(lambda s: going(solve, s[0]), body, (p, saved)))
-    rows = reserve(lanes, solve.segment, row_avals(call))
-    marks = reserve(lanes, solve.checkpoints, checkpoint_avals(solve))
 
-    def body(s: Any) -> Any:
-        i, p, saved, rows, marks = s
-        marks = write(marks, [*p.carry, *jax.tree.leaves(p.cursors)], i)
-        p, saved, rows = segment(call, lanes, (p, saved, rows), solve.observed)
-        return i + 1, p, saved, rows, marks
+    def recording(s: Any) -> Any:
+        p, saved, rows = s
+        after, saved, step = advance(lanes, p, saved, solve.observed)
+        return after, saved, write(rows, make_row(call, p, step), p.n)  # beyond the end: to the last row
 
-    state = (jnp.int32(0), p, saved, rows, marks)
-    _, p, saved, rows, marks = jax.lax.while_loop(lambda s: going(solve, s[1]), body, state)
-    return [*_left(lanes, p, saved), *jax.tree.leaves((p.n, marks, rows))]
+    state = (p, saved, reserve(lanes, solve.segment, row_avals(call)))
+    p, saved, rows = jax.lax.while_loop(lambda s: going(solve, s[0]), recording, state)
+    return [*_left(lanes, p, saved), p.n, *jax.tree.leaves(rows)]
 
 
 def _left(lanes: AbstractLanes, p: Progress, saved: Sequence[Any]) -> list[Any]:
@@ -236,11 +220,9 @@ def checkpoint_avals(solve: Solve) -> list[Any]:
     return [*solve.carry, *[jax.ShapeDtypeStruct((), jnp.int32)] * (2 * len(solve.outputs))]
 
 
-def record_shapes(call: Call) -> tuple[list[Any], list[Any]]:
-    """Checkpoints and rows of a record, as trees of abstract arrays."""
-    solve, sizes = call.solve, call.sizes
-    of = lambda count, avals: [shaped(call.scalar, (count, *sizes), a) for a in avals]  # noqa: E731
-    return of(solve.checkpoints, checkpoint_avals(solve)), of(solve.segment, row_avals(call))
+def row_shapes(call: Call) -> list[Any]:
+    """The rows of a record, as trees of abstract arrays."""
+    return [shaped(call.scalar, (call.solve.segment, *call.sizes), a) for a in row_avals(call)]
 
 
 def outcome(call: Call) -> list[Any]:
@@ -253,4 +235,4 @@ def outcome(call: Call) -> list[Any]:
 
 def record_outcome(call: Call) -> list[Any]:
     """Abstract values of a record: the number of steps, then arrays whose lane axes are behind the first."""
-    return [jax.ShapeDtypeStruct((), jnp.int32), *jax.tree.leaves(record_shapes(call))] if call.record else []
+    return [jax.ShapeDtypeStruct((), jnp.int32), *jax.tree.leaves(row_shapes(call))] if call.record else []

@@ -19,16 +19,20 @@ from gradsolve_backend.kernels.lanes import column, reorder, select, spread, tak
 from gradsolve_backend.kernels.loops import (
     Progress,
     Step,
+    advance,
+    checkpoint_avals,
     going,
     make_lanes,
+    make_row,
     move,
     record_outcome,
-    record_shapes,
+    reserve,
+    row_shapes,
     sample_times,
     save,
-    segment,
     start,
     wanted,
+    write,
 )
 from gradsolve_backend.kernels.solve import Call
 
@@ -282,32 +286,53 @@ def _step_back(call: Call, lanes: AbstractLanes, row: Row, sizes: tuple[int, ...
     return back, _added(_added(operands, more), sums.operands)
 
 
-class Record(NamedTuple):
-    """Steps taken, checkpoints, rows of the last segment."""
+class Sweep(NamedTuple):
+    """Loop variables of the reverse sweep: a segment is run, then swept, from the last to the first.
 
-    steps: Any
+    A solve with more steps than the record has rows is first run `ahead` once more to leave a checkpoint at each
+    segment; all runs are the same code, so that they take the same steps to the last bit.
+    """
+
+    number: Any  # of the segment
+    ahead: Any
+    at: Progress
     marks: list[Any]
     rows: list[Any]
+    ct: list[Any]
+    sums: list[Any]
 
 
-def _record(layout: Layout, inputs: Sequence[Any]) -> Record:
-    """The record with every own level."""
+def _recorded(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) -> tuple[Progress, list[Any]]:
+    """Where a sweep starts, and the rows of the record: at the end if they are all of the solve, else at the start."""
     call = layout.call
     first = call.solve.size + len(call.solve.operands)
-    sizes = layout.sizes(layout.own)
     has = lambda i: [call.axes[level][i] for level in layout.own]  # noqa: E731
-    arrays = [spread(inputs[i], has(i), sizes, offset=1) for i in range(first + 1, layout.primal)]
-    marks, rows = jax.tree.unflatten(jax.tree.structure(record_shapes(call)), arrays)
-    return Record(inputs[first], marks, rows)
+    arrays = [spread(inputs[i], has(i), lanes.sizes, offset=1) for i in range(first + 1, layout.primal)]
+    steps, p = inputs[first], start(lanes, _carry(layout, lanes, inputs))
+    short = steps <= call.solve.segment
+    p = p._replace(n=jnp.where(short, steps, 0), alive=p.alive & ~short)
+    return p, jax.tree.unflatten(jax.tree.structure(row_shapes(call)), arrays)
 
 
-def _again(call: Call, lanes: AbstractLanes, record: Record, number: Any, rows: list[Any]) -> list[Any]:
-    """The rows of an earlier segment, made again from its checkpoint."""
-    mark = jax.tree.map(lambda m: jax.lax.dynamic_index_in_dim(m, number, 0, False), record.marks)
-    carry, rest = mark[: call.solve.size], mark[call.solve.size :]
-    p = start(lanes, carry)
-    p = p._replace(n=number * call.solve.segment, cursors=list(zip(rest[0::2], rest[1::2], strict=True)))
-    return segment(call, lanes, (p, None, rows), call.solve.advance)[2]
+def _segment(call: Call, lanes: AbstractLanes, p: Progress, rows: list[Any]) -> tuple[Progress, list[Any]]:
+    """Up to one segment of steps, each leaving its row."""
+
+    def body(s: Any) -> Any:
+        j, p, rows = s
+        after, _, step = advance(lanes, p, None, call.solve.advance)
+        return j + 1, after, write(rows, make_row(call, p, step), j)
+
+    more = lambda s: going(call.solve, s[1]) & (s[0] < call.solve.segment)  # noqa: E731
+    return jax.lax.while_loop(more, body, (jnp.int32(0), p, rows))[1:]
+
+
+def _resumed(lanes: AbstractLanes, s: Sweep, segment: int) -> Progress:
+    """Where the segment of a sweep starts: where the run ahead is, or at its checkpoint."""
+    mark = jax.tree.map(lambda m: jax.lax.dynamic_index_in_dim(m, s.number, 0, False), s.marks)
+    carry, rest = mark[: lanes.solve.size], mark[lanes.solve.size :]
+    cursors = list(zip(rest[0::2], rest[1::2], strict=True))
+    back = start(lanes, carry)._replace(n=s.number * segment, cursors=cursors)
+    return jax.tree.map(lambda a, b: jnp.where(s.ahead, a, b), s.at, back)
 
 
 def cotangent(call: Call, *inputs: Any) -> list[Any]:
@@ -318,25 +343,30 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
     solve, layout = call.solve, Layout(call, primal_count(call))
     given = len(call.carry)
     own = [[call.keep[i][given + j] for i in layout.own] for j in range(len(call.operands))]
-    lanes, record = _lanes(layout, inputs, own, call.scalar), _record(layout, inputs)
+    lanes = _lanes(layout, inputs, own, call.scalar)
     sizes = layout.sizes(layout.columns)
     ct, saved = _cotangents_in(layout, lanes, inputs)
+    at, rows = _recorded(layout, lanes, inputs)
+    marks = reserve(lanes, solve.checkpoints, checkpoint_avals(solve))
     sums = [lanes.operand_zeros(sizes, i) for i in call.operands]
 
-    def sweep(s: Any) -> Any:
+    def back(s: Any) -> Any:
         j, rows, ct, sums = s
         row = _read(call, lanes, rows, j - 1)
         return j - 1, rows, *_step_back(call, lanes, row, sizes, (ct, sums, saved))
 
-    def body(s: Any) -> Any:
-        number, rows, ct, sums = s
-        count = jnp.minimum(record.steps - number * solve.segment, solve.segment)
-        _, rows, ct, sums = jax.lax.while_loop(lambda s: s[0] > 0, sweep, (count, rows, ct, sums))
-        again = lambda r: _again(call, lanes, record, number - 1, r)  # noqa: E731
-        return number - 1, jax.lax.cond(number > 0, again, lambda r: r, rows), ct, sums
+    def body(s: Sweep) -> Sweep:
+        begin = _resumed(lanes, s, solve.segment)
+        marks = write(s.marks, [*begin.carry, *jax.tree.leaves(begin.cursors)], s.number)
+        at, rows = _segment(call, lanes, begin, s.rows)
+        ahead = s.ahead & going(solve, at)
+        count = jnp.where(ahead, 0, at.n - s.number * solve.segment)
+        _, rows, ct, sums = jax.lax.while_loop(lambda s: s[0] > 0, back, (count, rows, s.ct, s.sums))
+        return Sweep(jnp.where(ahead, s.number + 1, s.number - 1), ahead, at, marks, rows, ct, sums)
 
-    last = (record.steps - 1) // solve.segment
-    _, _, ct, sums = jax.lax.while_loop(lambda s: s[0] >= 0, body, (last, record.rows, ct, sums))
+    swept = Sweep(jnp.int32(0), jnp.asarray(True), at, marks, rows, ct, sums)
+    swept = jax.lax.while_loop(lambda s: s.number >= 0, body, swept)
+    ct, sums = swept.ct, swept.sums
     full, every = sizes + lanes.sizes, [True] * len(layout.own)
     found = {i: lanes.leave(x, solve.carry[i], full) for i, x in zip(call.reached, ct, strict=True)}
     out = [layout.left(found[i], every, column(call.keep, j)) for j, i in enumerate(call.carry)]

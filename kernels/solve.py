@@ -9,7 +9,7 @@ from typing import Any
 from gradsolve_backend.kernels.perturb import reached_carry
 from gradsolve_backend.kernels.trace import LaneFunction, inexact
 
-ROWS = 64  # rows of the last segment that a record keeps at least; see `Solve.segment`
+ROWS = 128  # a solve of up to so many steps is differentiated without running any of it again
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,14 +67,12 @@ class Solve:
 
     @property
     def segment(self) -> int:
-        """Steps between two checkpoints: about the square root of the most that can be taken."""
-        if self.max_steps is None:
-            return ROWS
-        return max(1, min(self.max_steps, max(ROWS, math.isqrt(self.max_steps))))
+        """Rows that a record holds, and steps between two checkpoints of a longer solve."""
+        return ROWS if self.max_steps is None else max(1, min(self.max_steps, max(ROWS, math.isqrt(self.max_steps))))
 
     @property
     def checkpoints(self) -> int:
-        """Checkpoints that a record reserves."""
+        """Checkpoints that a reverse sweep of the longest solve needs."""
         return 0 if self.max_steps is None else -(-self.max_steps // self.segment)
 
 

@@ -46,7 +46,7 @@ def _is_operand(const: Any) -> bool:
 class LaneFunction:
     """A program with, for each of its inputs, where the value comes from: argument `s >= 0` or operand `~s`."""
 
-    program: ClosedJaxpr
+    program: Any
     sources: tuple[int, ...]
     scalars: dict[Any, Any] = field(default_factory=dict)  # scalar programs made of it, or why there is none
 

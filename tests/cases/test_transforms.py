@@ -7,6 +7,7 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optimistix as optx
 import pytest
 from helpers import (
     STOCK,
@@ -23,7 +24,8 @@ from helpers import (
 from jaxtyping import Array
 
 TIGHTER = diffrax.PIDController(rtol=1e-10, atol=1e-10)
-MEDIUM = diffrax.PIDController(rtol=1e-6, atol=1e-6)
+CONSTANT = diffrax.ConstantStepSize()
+CHORD = diffrax.VeryChord(rtol=1e-10, atol=1e-10, norm=optx.rms_norm)
 second = pytest.mark.stock_fails(raises=(TypeError, ValueError))
 
 
@@ -59,7 +61,7 @@ def test_second_derivatives_in_a_batch(adjoint):
     assert_close(mixed, jax.grad(lambda r: slopes(grown_exactly, r))(jnp.array(1.2)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("solver", [diffrax.Tsit5(), diffrax.Kvaerno5()], ids=["Tsit5", "Kvaerno5"])
+@pytest.mark.parametrize("solver", [diffrax.Tsit5(), diffrax.Kvaerno5(root_finder=CHORD)], ids=["Tsit5", "Kvaerno5"])
 @pytest.mark.parametrize("jit", [True, False], ids=["jit", "no jit"])
 def test_everything_closed_over(adjoint, solver, jit):
     """Gradients reach captured values, batched or not, and a captured table (jax#8783, diffrax#135)."""
@@ -72,7 +74,8 @@ def test_everything_closed_over(adjoint, solver, jit):
                 force = jnp.interp(t, jnp.linspace(0.0, 1.0, 5), table)
                 return jnp.stack([-a * y[0] + b * y[1], force - y[1]])
 
-            how = {"solver": solver, "max_steps": 64, "stepsize_controller": MEDIUM, "adjoint": which}
+            # Constant steps: at the kinks of a table an adaptive solve rejects steps, and rounding decides how many.
+            how = {"solver": solver, "max_steps": 16, "stepsize_controller": CONSTANT, "dt0": 0.125, "adjoint": which}
             return jnp.sum(final(field, jnp.array([1.0, 0.5]), **how))
 
         return jnp.sum(jax.vmap(member)(bs))
@@ -80,7 +83,7 @@ def test_everything_closed_over(adjoint, solver, jit):
     params = (jnp.array(1.3), jnp.array([0.2, 0.9, 3.0]), jnp.array([0.0, 1.0, 0.3, -0.5, 0.2]))
     compiled = jax.jit if jit else lambda function: function
     gradient = compiled(jax.grad(lambda p: loss(p, adjoint)))(params)
-    assert_close(gradient, jax.jit(jax.grad(lambda p: loss(p, STOCK)))(params), rtol=1e-7)
+    assert_close(gradient, jax.jit(jax.grad(lambda p: loss(p, STOCK)))(params), rtol=1e-9)
     assert all(np.all(np.asarray(leaf) != 0) for leaf in gradient)
 
 
@@ -107,10 +110,11 @@ def test_gradient_descent_inside_a_loop(adjoint, loop):
     assert_close(jax.jit(lambda k: loop(k, adjoint))(jnp.array(1.0)), np.float64(1.106471), rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.stock_fails(raises=Exception)
 def test_no_tracer_leaks_from_a_loop(adjoint):
     """JAX's leak checker is silent about a gradient inside a scan (jax#650)."""
-    how = {"solver": diffrax.Heun(), "stepsize_controller": diffrax.ConstantStepSize(), "dt0": 0.5}
+    how = {"solver": diffrax.Heun(), "stepsize_controller": CONSTANT, "dt0": 0.5}
     step = lambda k, _: (k - 0.1 * jax.grad(lambda k: decayed(k, adjoint, **how))(k), None)
     with jax.checking_leaks():
         k = jax.jit(lambda k: jax.lax.scan(step, k, length=1)[0])(jnp.array(1.0))
