@@ -213,8 +213,8 @@ def _moved(function: LaneFunction, sources: Sequence[int], first: int = 0) -> La
 
 def _varying(advance: LaneFunction, size: int) -> tuple[int, ...]:
     """Loop variables that a step changes."""
-    given = {v: s for v, s in zip(advance.program.jaxpr.invars, advance.sources, strict=True)}
-    outs = advance.program.jaxpr.outvars[:size]
+    given = {v: s for v, s in zip(advance.invars, advance.sources, strict=True)}
+    outs = advance.jaxpr.outvars[:size]
     return tuple(i for i, v in enumerate(outs) if isinstance(v, Literal) or given.get(v) != i)
 
 

@@ -11,7 +11,7 @@ import jax
 
 from gradsolve_backend.kernels.compat import Literal
 
-SHARED_EQUATIONS = 16  # a shared value is stored if computing it takes at least so many equations
+SHARED_EQUATIONS = 8  # a shared value is stored if computing it takes at least so many equations
 
 
 def _consumers(jaxpr: Any) -> dict[Any, int]:

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from gradsolve_backend.kernels import cuts
-from gradsolve_backend.kernels.compat import eval_jaxpr
 from gradsolve_backend.kernels.forms import scalar_program
 from gradsolve_backend.kernels.lanes import Flags, over, spread, total
 from gradsolve_backend.kernels.scalar import ScalarProgram
@@ -107,10 +106,8 @@ class ArrayLanes(AbstractLanes):
     """Lanes by `jax.vmap`."""
 
     def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
-        program = function.program
         flags = tuple(tuple(s >= 0 or level[~s] for s in function.sources) for level in self.flags)
-        run = over(lambda *x: eval_jaxpr(program.jaxpr, program.consts, *x), flags)
-        out = run(*function.inputs(arguments, self.operands))
+        out = over(function.run, flags)(*function.inputs(arguments, self.operands))
         has = [any(level) for level in flags]  # all of them, but for a function that reads no argument
         return [spread(x, has, self.sizes) for x in out]
 
@@ -181,8 +178,7 @@ class ScalarLanes(AbstractLanes):
     def _run(self, program: ScalarProgram, inputs: Sequence[Any], flags: Flags) -> list[Any]:
         closed = program.jaxpr
         sizes = (*[1] * (len(flags) - len(self.sizes)), *self.sizes)  # a column's axis is never missing
-        import os
-        stored = cuts.cuts(closed.jaxpr, int(os.environ.get("CUT","16")))
+        stored = cuts.cuts(closed.jaxpr)
         out = over(lambda *x: cuts.evaluate(closed.jaxpr, closed.consts, x, stored), flags)(*inputs)
         has = [any(level) for level in flags]
         spreadable = [spread(x, has, sizes) if not all(has) else x for x in out]

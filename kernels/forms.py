@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from gradsolve_backend.kernels.compat import eval_jaxpr
 from gradsolve_backend.kernels.scalar import NoScalarForm, ScalarProgram, scalarise
 from gradsolve_backend.kernels.solve import Call, Solve
 from gradsolve_backend.kernels.trace import LaneFunction
@@ -19,34 +18,34 @@ PULL_EQUATIONS = 1500  # of the cotangent of an accepted step
 ELEMENTS = 512  # of all operands that are read element by element
 
 
-def _push(program: Any, at: Sequence[int]) -> tuple[Callable, list[Any]]:
-    """The tangent of a program, and what it takes besides the program's own inputs."""
-    count = len(program.jaxpr.invars)
+def _push(function: LaneFunction, at: Sequence[int]) -> tuple[Callable, list[Any]]:
+    """The tangent of a lane function, and what it takes besides the function's own inputs."""
+    count = len(function.invars)
 
     def run(*inputs: Any) -> list[Any]:
-        of, primals = _of(program, inputs[:count], at)
+        of, primals = _of(function, inputs[:count], at)
         return jax.jvp(of, primals, inputs[count:])[1]
 
-    return run, [program.jaxpr.invars[i].aval for i in at]
+    return run, [function.invars[i].aval for i in at]
 
 
-def _pull(program: Any, at: Sequence[int]) -> tuple[Callable, list[Any]]:
-    """The cotangent of a program, and what it takes besides the program's own inputs."""
-    count = len(program.jaxpr.invars)
+def _pull(function: LaneFunction, at: Sequence[int]) -> tuple[Callable, list[Any]]:
+    """The cotangent of a lane function, and what it takes besides the function's own inputs."""
+    count = len(function.invars)
 
     def run(*inputs: Any) -> list[Any]:
-        of, primals = _of(program, inputs[:count], at)
+        of, primals = _of(function, inputs[:count], at)
         return list(jax.vjp(of, *primals)[1](list(inputs[count:])))
 
-    return run, [v.aval for v in program.jaxpr.outvars]
+    return run, function.outputs
 
 
-def _of(program: Any, inputs: Sequence[Any], at: Sequence[int]) -> tuple[Callable, tuple[Any, ...]]:
+def _of(function: LaneFunction, inputs: Sequence[Any], at: Sequence[int]) -> tuple[Callable, tuple[Any, ...]]:
     def of(*xs: Any) -> list[Any]:
         full = list(inputs)
         for i, x in zip(at, xs, strict=True):
             full[i] = x
-        return eval_jaxpr(program.jaxpr, program.consts, *full)
+        return function.run(*full)
 
     return of, tuple(inputs[i] for i in at)
 
@@ -75,18 +74,14 @@ def scalar_program(function: LaneFunction, kind: str = "", at: tuple[int, ...] =
 
 
 def _built(function: LaneFunction, kind: str, at: tuple[int, ...]) -> ScalarProgram:
-    program = function.program
-    own: list[Any] = [v.aval for v in program.jaxpr.invars]
+    own: list[Any] = [v.aval for v in function.invars]
     elements = sum(a.size for a in own)
-    if elements > ELEMENTS * 4:
-        raise NoScalarForm(f"its inputs have {elements} elements; at most {ELEMENTS * 4} can be held one by one")
-    tables, limit = [s < 0 for s in function.sources], STEP_EQUATIONS
-    if kind:
-        run, more = DERIVATIVES[kind](program, at)
-        program = jax.make_jaxpr(run)(*own, *more)
-        tables += [False] * len(more)
-        limit = PULL_EQUATIONS
-    return scalarise(program, limit=limit, table_inputs=tables)
+    if elements > 4 * ELEMENTS:
+        raise NoScalarForm(f"its inputs have {elements} elements; at most {4 * ELEMENTS} can be held one by one")
+    run, more = DERIVATIVES[kind](function, at) if kind else (function.run, [])
+    tables = [*(s < 0 for s in function.sources), *[False] * len(more)]
+    limit = PULL_EQUATIONS if kind else STEP_EQUATIONS
+    return scalarise(jax.make_jaxpr(run)(*own, *more), limit=limit, table_inputs=tables)
 
 
 def _reason(programs: Iterable[tuple[LaneFunction, str, tuple[int, ...]]]) -> str:

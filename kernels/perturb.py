@@ -31,7 +31,7 @@ def _program(jaxpr: Jaxpr, reached: Sequence[bool]) -> list[bool]:
 def reached_outputs(function: LaneFunction, arguments: Iterable[int], operands: Iterable[int]) -> list[bool]:
     """For each output, whether a derivative with respect to these arguments and operands can reach it."""
     roots = set(arguments) | {~o for o in operands}
-    return _program(function.program.jaxpr, [s in roots for s in function.sources])
+    return _program(function.jaxpr, [*[False] * len(function.fixed), *(s in roots for s in function.sources)])
 
 
 def reached_carry(advance: LaneFunction, size: int, carry: Iterable[int], operands: Iterable[int]) -> frozenset[int]:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradsolve_backend.kernels.compat import ClosedJaxpr, Jaxpr, Tracer, dce_jaxpr, eval_jaxpr, without_names
+from gradsolve_backend.kernels.compat import Jaxpr, Tracer, dce_jaxpr, eval_jaxpr, without_names
 
 CONSTANT_ELEMENTS = 256  # a concrete array up to this size is part of the program, a larger one is an operand
 
@@ -44,16 +44,25 @@ def _is_operand(const: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class LaneFunction:
-    """A program with, for each of its inputs, where the value comes from: argument `s >= 0` or operand `~s`."""
+    """A program with, for each of its inputs, where the value comes from: argument `s >= 0` or operand `~s`.
 
-    program: Any
+    The first inputs of `jaxpr`, before those, are the arrays `fixed`.
+    """
+
+    jaxpr: Jaxpr
+    fixed: tuple[Any, ...]
     sources: tuple[int, ...]
     scalars: dict[Any, Any] = field(default_factory=dict)  # scalar programs made of it, or why there is none
 
     @property
+    def invars(self) -> list[Any]:
+        """The inputs that come from arguments and operands."""
+        return list(self.jaxpr.invars[len(self.fixed) :])
+
+    @property
     def outputs(self) -> list[Any]:
         """Abstract values of the outputs."""
-        return [v.aval for v in self.program.jaxpr.outvars]
+        return [v.aval for v in self.jaxpr.outvars]
 
     @property
     def arguments(self) -> frozenset[int]:
@@ -61,38 +70,39 @@ class LaneFunction:
         return frozenset(s for s in self.sources if s >= 0)
 
     def inputs(self, arguments: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-        """What the program is called with."""
+        """What the program is run on."""
         return [arguments[s] if s >= 0 else operands[~s] for s in self.sources]
 
-    def __call__(self, arguments: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    def run(self, *inputs: Any) -> list[Any]:
         """The outputs, for one lane."""
-        return eval_jaxpr(self.program.jaxpr, self.program.consts, *self.inputs(arguments, operands))
+        return eval_jaxpr(self.jaxpr, (), *self.fixed, *inputs)
 
     def moved(self, mapping: dict[int, int]) -> "LaneFunction":
         """The same function with its argument `a` taken from `mapping[a]` instead."""
-        return LaneFunction(self.program, tuple(mapping.get(s, s) for s in self.sources))
+        return LaneFunction(self.jaxpr, self.fixed, tuple(mapping.get(s, s) for s in self.sources))
 
     def keep(self, outputs: Sequence[int]) -> "LaneFunction":
         """The same function with only these outputs, and what they need."""
-        jaxpr = self.program.jaxpr
-        return _pruned(jaxpr, self.program.consts, [jaxpr.outvars[i] for i in outputs], self.sources)
+        outvars = [self.jaxpr.outvars[i] for i in outputs]
+        return _pruned(
+            self.jaxpr.replace(outvars=outvars, debug_info=without_names(self.jaxpr)), self.fixed, self.sources
+        )
 
 
-def _pruned(jaxpr: Jaxpr, consts: Sequence[Any], outputs: Sequence[Any], sources: tuple[int, ...]) -> LaneFunction:
-    kept, used = dce_jaxpr(jaxpr.replace(outvars=list(outputs), debug_info=without_names(jaxpr)), [True] * len(outputs))
-    return LaneFunction(ClosedJaxpr(kept, consts), tuple(s for s, u in zip(sources, used, strict=True) if u))
+def _pruned(jaxpr: Jaxpr, fixed: Sequence[Any], sources: Sequence[int]) -> LaneFunction:
+    kept, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    count = len(fixed)
+    fixed = tuple(x for x, u in zip(fixed, used[:count], strict=True) if u)
+    return LaneFunction(kept, fixed, tuple(s for s, u in zip(sources, used[count:], strict=True) if u))
 
 
 def trace(function: Callable[..., Sequence[Any]], arguments: Sequence[Any], operands: Operands) -> LaneFunction:
     """Traces `function(*arguments)`; what it closes over joins `operands`, small constants stay in the program."""
     closed = jax.make_jaxpr(function)(*arguments)
     pairs = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    hoisted = [(v, c) for v, c in pairs if _is_operand(c)]
     fixed = [(v, c) for v, c in pairs if not _is_operand(c)]
-    jaxpr = closed.jaxpr.replace(
-        constvars=[v for v, _ in fixed],
-        invars=[*(v for v, _ in hoisted), *closed.jaxpr.invars],
-        debug_info=without_names(closed.jaxpr),
-    )
+    hoisted = [(v, c) for v, c in pairs if _is_operand(c)]
+    invars = [*(v for v, _ in fixed), *(v for v, _ in hoisted), *closed.jaxpr.invars]
+    jaxpr = closed.jaxpr.replace(constvars=[], invars=invars, debug_info=without_names(closed.jaxpr))
     sources = (*(~operands.add(c) for _, c in hoisted), *range(len(arguments)))
-    return _pruned(jaxpr, [c for _, c in fixed], jaxpr.outvars, sources)
+    return _pruned(jaxpr, [c for _, c in fixed], sources)
