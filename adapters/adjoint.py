@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from gradsolve_backend.adapters.build import Built, build
+from gradsolve_backend.adapters.method import AbstractMethod, methods
 from gradsolve_backend.adapters.trial import Asked
 from gradsolve_backend.config import requested_backend
 from gradsolve_backend.kernels.compat import is_unsafe_sde
@@ -58,33 +59,57 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
         return self._run(given, name, origin)
 
     def _run(self, given: dict[str, Any], name: str | None, origin: str) -> Any:
-        known = backends()
-        asked = Asked(
-            terms=given["terms"],
-            solver=given["solver"],
-            controller=given["stepsize_controller"],
-            event=given["event"],
-            saveat=given["saveat"],
-            t0=given["t0"],
-            t1=given["t1"],
-            dt0=given["dt0"],
-            args=given["args"],
-            max_steps=given["max_steps"],
-            progress_meter=given["progress_meter"],
-        )
+        known, state = backends(), given["init_state"]
+        asked = Asked.of(given)
+        running, replayed = methods(asked.solver, asked.terms, state.tprev, state.y, asked.args)
 
         def outer(cond_fun: Any, body_fun: Any, state: Any, **_: Any) -> Any:
             del cond_fun, body_fun
-            built = build(asked, state)
+            built = build(asked, state, running, replayed)
             problem = _problem(given, built)
             chosen = route(problem, name, origin, known)
             call = Call(built.solve, known[chosen.backend].kernels, chosen, scalar=problem.equations is not None)
             return built.finished(solve(call, *built.inputs))
 
         keywords = {k: v for k, v in given.items() if k not in PASSED}
-        return self._loop(
-            **keywords, inner_while_loop=functools.partial(eqxi.while_loop, kind="lax"), outer_while_loop=outer
-        )
+        keywords["solver"] = StandIn(asked.solver, running)
+        keywords["event"] = _with_solver(asked.event, asked.solver)
+        inner = functools.partial(eqxi.while_loop, kind="lax")
+        return self._loop(**keywords, inner_while_loop=inner, outer_while_loop=outer)
+
+
+class StandIn(eqx.Module):
+    """What Diffrax's loop sees of a solver: it evaluates the shape of a step, which should not trace a stage loop."""
+
+    solver: Any
+    method: AbstractMethod = eqx.field(static=True)
+
+    @property
+    def interpolation_cls(self) -> Any:
+        """Dense output of the solver."""
+        return self.solver.interpolation_cls
+
+    def error_order(self, terms: Any) -> Any:
+        """Order of the solver's error estimate."""
+        return self.solver.error_order(terms)
+
+    def step(self, terms: Any, t0: Any, t1: Any, y0: Any, args: Any, solver_state: Any, made_jump: Any) -> Any:
+        """A step of the solver; only its shape is used."""
+        inside = self.method.enter(t0, y0, solver_state)
+        y1, error, dense, inside, result = self.method.step(t0, t1, y0, inside, made_jump)
+        return y1, error, dense, self.method.leave(solver_state, inside, jnp.asarray(1)), result
+
+
+def _with_solver(event: Any, solver: Any) -> Any:
+    """The event whose conditions are called with the user's solver."""
+    if event is None:
+        return None
+
+    def called(condition: Any) -> Any:
+        return lambda *args, **kwargs: condition(*args, **{**kwargs, "solver": solver})
+
+    conditions = jtu.tree_map(called, event.cond_fn, is_leaf=callable)
+    return eqx.tree_at(lambda e: e.cond_fn, event, conditions)
 
 
 PASSED = ("throw", "passed_solver_state", "passed_controller_state")

@@ -14,7 +14,7 @@ from jax.extend.core.primitives import convert_element_type_p
 
 from gradsolve_backend.adapters import saving
 from gradsolve_backend.adapters.flat import Flat, strong
-from gradsolve_backend.adapters.method import AbstractMethod, methods
+from gradsolve_backend.adapters.method import AbstractMethod
 from gradsolve_backend.adapters.trial import Asked, Carry, EventData, Replayer, Stepper, Trial, clip_floor
 from gradsolve_backend.kernels.compat import Literal, State
 from gradsolve_backend.kernels.solve import Output, Solve
@@ -229,9 +229,8 @@ def _outputs(tracer: Tracer, sources: Sequence[int]) -> tuple[Output, ...]:
     return tuple(out)
 
 
-def build(asked: Asked, state: Any) -> Built:
-    """The solve that Diffrax's loop would run from `state`."""
-    method, replayed = methods(asked.solver, asked.terms, state.tprev, state.y, asked.args)
+def build(asked: Asked, state: Any, method: AbstractMethod, replayed: AbstractMethod) -> Built:
+    """The solve that Diffrax's loop would run from `state`, by one method, differentiated by the other."""
     stepper, carry, shapes = _stepper(asked, state, method)
     arrays, flat = Flat.of(carry)
     names = _names(carry)

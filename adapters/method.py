@@ -41,7 +41,7 @@ class Once:
         return self._converted[key](*arguments)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AbstractMethod(abc.ABC):
     """One solver applied to one problem."""
 
@@ -62,7 +62,7 @@ class AbstractMethod(abc.ABC):
         """One step from `t0` to `t1`, as `diffrax.AbstractSolver.step`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ExplicitRungeKutta(AbstractMethod):
     """Any `diffrax.AbstractERK` that steps as its base class does; `reuse`: its last stage is the next step's first."""
 
@@ -107,7 +107,7 @@ class ExplicitRungeKutta(AbstractMethod):
         return jax.lax.cond(eqxi.unvmap_any(made_jump), fresh, lambda: state)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Generic(AbstractMethod):
     """Any solver, by its own `step(t0, t1, y0, state, made_jump)`."""
 

@@ -63,6 +63,12 @@ class Asked(NamedTuple):
     max_steps: int | None
     progress_meter: Any
 
+    @staticmethod
+    def of(given: dict[str, Any]) -> "Asked":
+        """From the keywords of `diffrax.AbstractAdjoint.loop`."""
+        names = {"controller": "stepsize_controller"}
+        return Asked(**{field: given[names.get(field, field)] for field in Asked._fields})
+
 
 class Trial(NamedTuple):
     """Outcome of a trial step."""

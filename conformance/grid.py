@@ -75,7 +75,7 @@ RULES: tuple[Rule, ...] = (
     (("solver", "problem", "controller"), lambda s, p, c: s != "reversible" or c in FIXED or PROBLEMS[p].mild),
     # A jump that no controller knows of is found by rejected steps, and rounding decides how many.
     (("problem", "controller"), lambda p, c: c in ("clip", "const") or not PROBLEMS[p].jumps),
-    (("problem", "dtype"), lambda p, d: d == "f64" or not PROBLEMS[p].stiff),
+    (("problem", "dtype"), lambda p, d: d == "f64" or PROBLEMS[p].single),
     # Stock interpolates this method with coefficients in float64.
     (("solver", "dtype", "saving"), lambda s, d, saving: (s, d) != ("kencarp3", "f32") or saving not in INTERPOLATED),
     # A Brownian path has no derivative in time.

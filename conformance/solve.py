@@ -57,7 +57,8 @@ class Solve:
 
         Returns:
             `outputs`, a PyTree of floating arrays without infinities, and a dictionary of `steps` (taken, accepted,
-            rejected, (solves, 3)), `unused` (where the infinities were) and, where asked for, `mesh` (MAX_STEPS + 1,).
+            rejected, (solves, 3)), `unused` (where the infinities were), `controller` (the arrays of its state, if
+            saved) and, where asked for, `mesh` (MAX_STEPS + 1,).
         """
         if self.case.saving == "state":
             return self._in_two_parts(inputs, times)
@@ -116,9 +117,12 @@ class Solve:
             state["controller_state"] = first.controller_state
         y1 = jtu.tree_map(lambda x: x[-1], first.ys)
         second = self._solve((y1, inputs[1]), times | {"t0": middle}, None, diffrax.SaveAt(t1=True), **state)
-        kept = eqx.filter((first.solver_state, first.controller_state), eqx.is_inexact_array)
-        outputs = _finite((first.ys, second.ys, jtu.tree_leaves(kept)))
-        return outputs, {"steps": jnp.concatenate([_counts(first), _counts(second)]), "unused": ()}
+        solver, controller = (
+            jtu.tree_leaves(eqx.filter(state, eqx.is_inexact_array))
+            for state in (first.solver_state, first.controller_state)
+        )
+        steps = jnp.concatenate([_counts(first), _counts(second)])
+        return _finite((first.ys, second.ys, solver)), {"steps": steps, "unused": (), "controller": controller}
 
 
 _SUBS: dict[str, Callable[[dict[str, Any]], Any]] = {

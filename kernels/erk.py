@@ -64,7 +64,8 @@ def explicit_step(
     for i, (weights, c) in enumerate(zip(tableau.a, tableau.c, strict=True)):
         y = plus(y0, combine(weights, ks))
         t = t1 if c == 1 else t0 if c == 0 else t0 + c * step
-        last, k = first if i == 0 and first is not None else stage(t, y)
+        # A stage is stored, so that XLA does not compute it again in each loop that reads it.
+        last, k = first if i == 0 and first is not None else jax.lax.optimization_barrier(stage(t, y))
         ks.append(k)
     y1 = y if tableau.b is None else plus(y0, combine(tableau.b, ks))
     error = combine(tableau.error, ks)

@@ -130,25 +130,30 @@ def test_fresh_fields_and_tolerances_compile_as_often_as_stock(make_adjoint, cap
     assert 0 < ours <= compilations(lambda: STOCK)
 
 
-def test_closures_are_released(adjoint):
-    """No cache of the package keeps what the user's field holds once JAX has dropped its own caches."""
+class Held:
+    rate = 1.5
 
-    class Held:
-        rate = 1.5
+
+def released(which: diffrax.AbstractAdjoint) -> bool:
+    """Whether what a field captured is gone once JAX has dropped its own caches."""
+
+    def run(held: Held) -> None:
+        end = lambda k: final(lambda t, y, k: -held.rate * k * y, jnp.array(1.0), k, max_steps=64, adjoint=which)
+        assert_close(jax.jit(jax.grad(end))(jnp.array(1.0)), -1.5 * jnp.exp(-1.5), rtol=1e-7)
 
     held = Held()
     gone = weakref.ref(held)
-
-    def run(held: Held) -> None:
-        end = lambda k: final(lambda t, y, k: -held.rate * k * y, jnp.array(1.0), k, max_steps=64, adjoint=adjoint)
-        assert_close(jax.jit(jax.grad(end))(jnp.array(1.0)), -1.5 * jnp.exp(-1.5), rtol=1e-7)
-
     run(held)
     del held
     eqx.clear_caches()
     jax.clear_caches()
     gc.collect()
-    assert gone() is None
+    return gone() is None
+
+
+def test_closures_are_released(adjoint):
+    """No cache of the package keeps the user's field alive; some versions of JAX themselves do."""
+    assert released(adjoint) or not released(STOCK)
 
 
 def quiet_slope(k: Array, adjoint: diffrax.AbstractAdjoint) -> Array:
