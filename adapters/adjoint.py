@@ -16,6 +16,7 @@ from gradsolve_backend.adapters.trial import Asked
 from gradsolve_backend.config import requested_backend
 from gradsolve_backend.kernels.compat import is_unsafe_sde
 from gradsolve_backend.kernels.forms import step_equations
+from gradsolve_backend.kernels.lanes import varying
 from gradsolve_backend.kernels.primitives import solve
 from gradsolve_backend.kernels.solve import Call
 from gradsolve_backend.marker import mark
@@ -59,7 +60,8 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
         return self._run(given, name, origin)
 
     def _run(self, given: dict[str, Any], name: str | None, origin: str) -> Any:
-        known, state = backends(), given["init_state"]
+        known, state = backends(), _varying_state(given)
+        given = {**given, "init_state": state}
         asked = Asked.of(given)
         running, replayed = methods(asked.solver, asked.terms, state.tprev, state.y, asked.args)
 
@@ -98,6 +100,15 @@ class StandIn(eqx.Module):
         inside = self.method.enter(t0, y0, solver_state)
         y1, error, dense, inside, result = self.method.step(t0, t1, y0, inside, made_jump)
         return y1, error, dense, self.method.leave(solver_state, inside, jnp.asarray(1)), result
+
+
+def _varying_state(given: dict[str, Any]) -> Any:
+    """The initial state, whose buffers vary over the axes of a mesh over which the solve does."""
+    state = given["init_state"]
+    own, rest = eqx.partition(state, eqx.is_array)
+    leaves, structure = jtu.tree_flatten(own)
+    others = [x for x in jtu.tree_leaves((given["args"], given["terms"], given["t1"])) if eqx.is_array(x)]
+    return eqx.combine(jtu.tree_unflatten(structure, varying([*leaves, *others])[: len(leaves)]), rest)
 
 
 def _with_solver(event: Any, solver: Any) -> Any:

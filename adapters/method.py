@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from gradsolve_backend.kernels.compat import eval_jaxpr
 from gradsolve_backend.kernels.erk import Tableau, explicit_step
 
 Step = tuple[Any, Any, dict[str, Any], Any, Any]  # y1, error estimate, dense values, solver state, result
@@ -30,15 +31,30 @@ class Once:
 
     def __init__(self, function: Callable) -> None:
         self.function = function
-        self._converted: dict[Any, Callable] = {}
+        self._traced: dict[Any, tuple[Any, Any, Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         arrays, rest = eqx.partition(arguments, eqx.is_array)
         leaves, structure = jtu.tree_flatten(arrays)
-        key = (structure, tuple((x.shape, x.dtype) for x in leaves), *jtu.tree_leaves(rest))
-        if key not in self._converted:
-            self._converted[key] = eqx.filter_closure_convert(self.function, *arguments)
-        return self._converted[key](*arguments)
+        key = (structure, tuple(jax.typeof(x) for x in leaves), *jtu.tree_leaves(rest))
+        if key not in self._traced:
+            self._traced[key] = self._trace(leaves, structure, rest)
+        program, out_structure, static = self._traced[key]
+        out = eval_jaxpr(program.jaxpr, program.consts, *leaves)
+        return eqx.combine(jtu.tree_unflatten(out_structure, out), static)
+
+    def _trace(self, leaves: Any, structure: Any, rest: Any) -> tuple[Any, Any, Any]:
+        found: list[Any] = []
+
+        def flat(*leaves: Any) -> list[Any]:
+            out = self.function(*eqx.combine(jtu.tree_unflatten(structure, leaves), rest))
+            dynamic, static = eqx.partition(out, eqx.is_array)
+            out_leaves, out_structure = jtu.tree_flatten(dynamic)
+            found.extend((out_structure, static))
+            return out_leaves
+
+        program = jax.make_jaxpr(flat)(*leaves)
+        return program, found[0], found[1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,3 +79,11 @@ def take(buffer: Any, slot: Any, columns: int = 0) -> Any:
     for _ in range(columns):
         function = jax.vmap(function, in_axes=(0, None))
     return jax.tree.map(lambda b: function(b, slot), buffer)
+
+
+def varying(arrays: Sequence[Any]) -> list[Any]:
+    """Arrays that all vary over each mesh axis over which one of them does, inside `jax.shard_map`."""
+    axes = [jax.typeof(x).mat.varying for x in arrays]
+    union = frozenset().union(*axes)
+    cast = lambda x, own: jax.lax.pcast(x, tuple(union - own), to="varying") if union - own else x  # noqa: E731
+    return [cast(x, own) for x, own in zip(arrays, axes, strict=True)]

@@ -15,6 +15,7 @@ from jax.interpreters import ad, batching, mlir
 
 from gradsolve_backend.kernels.compat import ShapedArray
 from gradsolve_backend.kernels.forms import takes_scalar
+from gradsolve_backend.kernels.lanes import varying
 from gradsolve_backend.kernels.loops import checkpoint_avals, outcome, record_outcome
 from gradsolve_backend.kernels.replay import primal_count
 from gradsolve_backend.kernels.second import aligned, derivative, fast, record_axes, slow
@@ -22,8 +23,25 @@ from gradsolve_backend.kernels.solve import Call
 from gradsolve_backend.kernels.trace import inexact
 
 
-def _aval(x: Any) -> Any:
-    return ShapedArray(x.shape, x.dtype)
+def _like(avals: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+    """Abstract values of outputs; inside `jax.shard_map` they vary over the mesh as the inputs do."""
+    like = next((x for x in inputs if x.mat.varying), None)
+    if like is None:
+        return [ShapedArray(a.shape, a.dtype) for a in avals]
+    return [like.update(shape=a.shape, dtype=a.dtype, weak_type=False) for a in avals]
+
+
+def _lowering(function: Callable) -> Callable:
+    """The lowering of a function, whose loops are local to a device and need not know of a mesh."""
+    rule = mlir.lower_fun(function, multiple_results=True)
+
+    def lowered(context: Any, *inputs: Any, **params: Any) -> Any:
+        plain = lambda avals: [ShapedArray(a.shape, a.dtype) for a in avals]  # noqa: E731
+        return rule(
+            context.replace(avals_in=plain(context.avals_in), avals_out=plain(context.avals_out)), *inputs, **params
+        )
+
+    return lowered
 
 
 def _zero(x: Any) -> Any:
@@ -37,10 +55,9 @@ def _instantiated(tangents: Sequence[Any]) -> list[Any]:
 def _primitive(name: str, implementation: Callable, avals: Callable) -> Primitive:
     primitive = Primitive(name)
     primitive.multiple_results = True
-    primitive.def_abstract_eval(lambda *x, **params: [_aval(a) for a in avals(params["call"], *x)])
+    primitive.def_abstract_eval(lambda *x, **params: _like(avals(params["call"]), x))
     primitive.def_impl(lambda *x, **params: jax.jit(lambda *y: implementation(params["call"], *y))(*x))
-    lowered = mlir.lower_fun(lambda *x, **params: implementation(params["call"], *x), multiple_results=True)
-    mlir.register_lowering(primitive, lowered)
+    mlir.register_lowering(primitive, _lowering(lambda *x, **params: implementation(params["call"], *x)))
     return primitive
 
 
@@ -68,23 +85,23 @@ def cotangent_outputs(call: Call) -> list[Any]:
 forward_p = _primitive(
     "gradsolve_forward",
     lambda call, *x: call.kernels.forward(call, *x),
-    lambda call, *_: outcome(call) + record_outcome(call),
+    lambda call: outcome(call) + record_outcome(call),
 )
 tangent_p = _primitive(
     "gradsolve_tangent",
     lambda call, *x: call.kernels.tangent(call, *x),
-    lambda call, *_: _linear_avals(call, tangent_outputs(call)),
+    lambda call: _linear_avals(call, tangent_outputs(call)),
 )
 cotangent_p = _primitive(
     "gradsolve_cotangent",
     lambda call, *x: call.kernels.cotangent(call, *x),
-    lambda call, *_: _linear_avals(call, cotangent_outputs(call)),
+    lambda call: _linear_avals(call, cotangent_outputs(call)),
 )
 
 
 def solve(call: Call, *inputs: Any) -> list[Any]:
     """Runs a solve: final loop variables, cursors, outputs."""
-    return forward_p.bind(*inputs, call=call, route=call.route, lanes=call.sizes)
+    return forward_p.bind(*varying(inputs), call=call, route=call.route, lanes=call.sizes)
 
 
 def _perturbs(primal: Any, tangent: Any) -> bool:
@@ -114,7 +131,7 @@ def _forward_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call,
     pushed = tangent_p.bind(
         *primals,
         *found[count:],
-        *_instantiated([tangents[i] for i in inputs]),
+        *varying(_instantiated([tangents[i] for i in inputs])),
         call=linear.replace(axes=axes, keep=keep),
     )
     out = out[: count + len(record_outcome(call))]
@@ -162,11 +179,9 @@ def _linear_outputs(call: Call, kind: str) -> list[Any]:
 
 second_p = Primitive("gradsolve_second")
 second_p.multiple_results = True
-second_p.def_abstract_eval(lambda *_, call, kind, which: [_aval(a) for a in _linear_outputs(call, kind)])
+second_p.def_abstract_eval(lambda *x, call, kind, which: _like(_linear_outputs(call, kind), x))
 second_p.def_impl(lambda *x, **params: jax.jit(lambda *y: _second(params.pop("call"), *y, **params))(*x))
-mlir.register_lowering(
-    second_p, mlir.lower_fun(lambda *x, call, **params: _second(call, *x, **params), multiple_results=True)
-)
+mlir.register_lowering(second_p, _lowering(lambda *x, call, **params: _second(call, *x, **params)))
 
 
 def _second_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, **params: Any) -> tuple[list, list]:
