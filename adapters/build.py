@@ -263,6 +263,7 @@ def build(asked: Asked, state: Any, method: AbstractMethod, replayed: AbstractMe
         outputs=_outputs(tracer, sources),
         operands=tuple(_struct(x) for x in operands.arrays),
         max_steps=asked.max_steps,
+        implicit=isinstance(asked.solver, diffrax.AbstractImplicitSolver),
     )
     inputs = [*(arrays[i] for i in varying), *operands.arrays]
     return Built(solve, inputs, asked, state, method, flat, saved, varying, arrays)

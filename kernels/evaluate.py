@@ -74,6 +74,10 @@ class AbstractLanes(abc.ABC):
         """A value that is zero."""
         return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shaped(self.scalar, lead, aval))
 
+    def shelter(self, kept: Any) -> "AbstractLanes":
+        """The lanes, with derivatives taken at the values of those that kept their step only."""
+        return self
+
     def operand_flags(self, index: int) -> tuple[bool, ...]:
         """The levels that an operand has."""
         return tuple(level[index] for level in self.flags)
@@ -103,7 +107,34 @@ class AbstractLanes(abc.ABC):
 
 @dataclass(frozen=True)
 class ArrayLanes(AbstractLanes):
-    """Lanes by `jax.vmap`."""
+    """Lanes by `jax.vmap`.
+
+    `sheltered` marks lanes whose own values a derivative may be taken at. The others stand in for one of those: a
+    linear solver that meets a value which is not finite raises for all lanes, whatever is done with the result.
+    """
+
+    sheltered: Any = None
+
+    def _sheltered(self, arguments: Sequence[Any]) -> tuple["ArrayLanes", list[Any]]:
+        mask, count = self.sheltered, len(self.sizes)
+        lane = jnp.unravel_index(jnp.argmax(mask.reshape(-1)), mask.shape)
+
+        def stand_in(x: Any, has: Sequence[bool]) -> Any:
+            if x is None or not any(has):
+                return x
+            full = spread(x, has, self.sizes)
+            own = mask.reshape(mask.shape + (1,) * (full.ndim - count))
+            return jnp.where(own, full, jax.lax.stop_gradient(full[lane]))
+
+        every = [True] * count
+        flags = [self.operand_flags(i) for i in range(len(self.operands))]
+        operands = [stand_in(x, f) for x, f in zip(self.operands, flags, strict=True)]
+        levels = tuple(tuple(any(f) for f in flags) for _ in self.sizes)
+        lanes = dataclasses.replace(self, operands=operands, flags=levels, sheltered=None)
+        return lanes, [stand_in(x, every) for x in arguments]
+
+    def shelter(self, kept: Any) -> AbstractLanes:
+        return dataclasses.replace(self, sheltered=kept) if self.solve.implicit and self.sizes else self
 
     def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
         flags = tuple(tuple(s >= 0 or level[~s] for s in function.sources) for level in self.flags)
@@ -118,7 +149,10 @@ class ArrayLanes(AbstractLanes):
                 args[i] = x
             for i, x in zip(at.operands, operands, strict=True):
                 ops[i] = x
-            return dataclasses.replace(self, operands=ops).evaluate(function, args)
+            lanes = dataclasses.replace(self, operands=ops)
+            if self.sheltered is not None:
+                lanes, args = lanes._sheltered(args)
+            return lanes.evaluate(function, args)
 
         return of, ([arguments[i] for i in at.arguments], [self.operands[i] for i in at.operands])
 

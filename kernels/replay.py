@@ -101,6 +101,11 @@ def _widened(x: Any, has: Sequence[bool], wanted: Sequence[bool], sizes: Sequenc
     return spread(x, part, [s for s, w in zip(sizes, wanted, strict=True) if w])
 
 
+def sheltered(call: Call, lanes: AbstractLanes, step: Step) -> AbstractLanes:
+    """The lanes in which a step is differentiated; with moving times those that rejected it have a part in that."""
+    return lanes if call.moving else lanes.shelter(step.kept)
+
+
 def primal_count(call: Call) -> int:
     """Number of primal inputs of the linear maps: loop variables, operands, record."""
     return call.solve.size + len(call.solve.operands) + len(record_outcome(call))
@@ -150,11 +155,11 @@ def tangent(call: Call, *inputs: Any) -> list[Any]:
     def body(s: Any) -> Any:
         p, d, saved = s
         after, step = move(lanes, p, solve.advance)
-        push = lanes.push(call.replay, [*p.carry, step.kept, step.t_after], call.at, columns)
+        push = sheltered(call, lanes, step).push(call.replay, [*p.carry, step.kept, step.t_after], call.at, columns)
         out = push(d, operands)
         cursors, saved = save(TangentValues(lanes, p, step, columns, call, (d, out), operands), saved)
         moved = out[: len(call.reached)]
-        d = select(p.alive, moved, d, columns) if lanes.sizes else moved
+        d = select(p.alive if call.moving else step.kept, moved, d, columns) if lanes.sizes else moved
         return after._replace(cursors=cursors), d, saved
 
     p = start(lanes, _carry(layout, lanes, inputs))
@@ -270,7 +275,7 @@ def _step_back(call: Call, lanes: AbstractLanes, row: Row, sizes: tuple[int, ...
     """Cotangents before one step from those after it: of the reached loop variables, of the operands."""
     ct, operands, saved = state
     solve, columns, count = call.solve, len(sizes), len(call.reached)
-    out, pull = lanes.pull(call.replay, row.arguments, call.at, columns)
+    out, pull = sheltered(call, lanes, row.step).pull(call.replay, row.arguments, call.at, columns)
     dense: list[Any] = [None] * solve.dense
     for j, x in zip(call.dense, out[count:], strict=False):
         dense[j] = x
@@ -281,8 +286,8 @@ def _step_back(call: Call, lanes: AbstractLanes, row: Row, sizes: tuple[int, ...
     sums, emitted = _outputs_back(call, lanes, row, dense, (saved, columns, sums))
     back, more = pull([*ct, *sums.arguments[count:], *emitted])
     back = _added(sums.arguments[:count], back)
-    if call.moving and lanes.sizes:
-        back = select(row.step.alive, back, ct, columns)
+    if lanes.sizes and (call.moving or solve.implicit):
+        back = select(row.step.alive if call.moving else row.step.kept, back, ct, columns)
     return back, _added(_added(operands, more), sums.operands)
 
 

@@ -39,6 +39,7 @@ class Solve:
     - `fixed(*carry, kept, t_after) -> (*carry, *dense, *emitted)`: the accepted step, differentiable with step times
       as constants; gives the derivative of the loop variables `covered`.
     - `moving`: the same with the controller's step times differentiated as well.
+    - `implicit`: a step solves equations, and a linear solver in its derivative raises on values that are not finite.
     """
 
     live: LaneFunction
@@ -54,6 +55,7 @@ class Solve:
     outputs: tuple[Output, ...]
     operands: tuple[Any, ...]
     max_steps: int | None
+    implicit: bool
 
     @property
     def size(self) -> int:
