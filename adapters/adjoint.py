@@ -17,6 +17,7 @@ from gradsolve_backend.config import requested_backend
 from gradsolve_backend.kernels.compat import is_unsafe_sde
 from gradsolve_backend.kernels.forms import step_equations
 from gradsolve_backend.kernels.lanes import varying
+from gradsolve_backend.kernels.loops import lane_bytes
 from gradsolve_backend.kernels.primitives import solve
 from gradsolve_backend.kernels.solve import Call
 from gradsolve_backend.marker import mark
@@ -137,7 +138,7 @@ def _problem(given: dict[str, Any], built: Built | None) -> Problem:
     """What is asked, for routing."""
     leaves = jtu.tree_leaves(given["init_state"].y)
     platform = jax.default_backend()
-    per_row, per_carry = (0, 0) if built is None else _bytes(built)
+    held = (0, 0) if built is None else lane_bytes(built.solve)
     equations, reason = (
         (None, "not looked at: Diffrax's own loop was asked for") if built is None else step_equations(built.solve)
     )
@@ -152,8 +153,8 @@ def _problem(given: dict[str, Any], built: Built | None) -> Problem:
         no_scalar_form=reason,
         obstacles=(),
         max_steps=given["max_steps"],
-        bytes_forward=per_carry,
-        bytes_gradient=per_row,
+        bytes_forward=held[0],
+        bytes_gradient=held[1],
     )
 
 
@@ -163,10 +164,3 @@ def _saving(saveat: Any) -> tuple[str, ...]:
         k for s in subs for k, on in (("t0", s.t0), ("t1", s.t1), ("ts", s.ts is not None), ("steps", s.steps)) if on
     ]
     return tuple(dict.fromkeys([*kinds, *(["dense"] if saveat.dense else [])]))
-
-
-def _bytes(built: Built) -> tuple[int, int]:
-    """Bytes of one lane: the record at most, the loop variables."""
-    solve = built.solve
-    carry = sum(jnp.dtype(a.dtype).itemsize * a.size for a in solve.carry)
-    return (solve.checkpoints + solve.segment) * carry, carry

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from gradsolve_backend.kernels.evaluate import AbstractLanes, ArrayLanes, ScalarLanes, Shape, shaped
 from gradsolve_backend.kernels.lanes import Flags, put, select, spread
-from gradsolve_backend.kernels.solve import Call, Output, Solve
-from gradsolve_backend.kernels.trace import LaneFunction
+from gradsolve_backend.kernels.solve import Call, Output, Solve, reached_carry
+from gradsolve_backend.kernels.trace import LaneFunction, inexact
 
 
 class Progress(NamedTuple):
@@ -236,3 +236,19 @@ def outcome(call: Call) -> list[Any]:
 def record_outcome(call: Call) -> list[Any]:
     """Abstract values of a record: the number of steps, then arrays whose lane axes are behind the first."""
     return [jax.ShapeDtypeStruct((), jnp.int32), *jax.tree.leaves(row_shapes(call))] if call.record else []
+
+
+def _bytes(avals: Sequence[Any]) -> int:
+    return sum(a.size * a.dtype.itemsize for a in avals)
+
+
+def lane_bytes(solve: Solve) -> tuple[int, int]:
+    """Bytes that one lane holds: the loop variables, and what is reserved to differentiate the solve in reverse.
+
+    The latter are the rows of a record and the checkpoints of a longer solve, for a derivative with respect to
+    whatever has no part in step times. If those are differentiated as well, rows are longer.
+    """
+    carry = _bytes(checkpoint_avals(solve))
+    still = [i for i, a in enumerate(solve.operands) if inexact(a) and not reached_carry(solve, (i,)) - solve.covered]
+    call = Call(solve, None, None, carry=tuple(sorted(solve.covered)), operands=tuple(still))
+    return carry, solve.segment * _bytes(row_avals(call)) + solve.checkpoints * carry

@@ -34,7 +34,7 @@ def reached_outputs(function: LaneFunction, arguments: Iterable[int], operands: 
     return _program(function.jaxpr, [*[False] * len(function.fixed), *(s in roots for s in function.sources)])
 
 
-def reached_carry(advance: LaneFunction, size: int, carry: Iterable[int], operands: Iterable[int]) -> frozenset[int]:
+def reached_in_loop(advance: LaneFunction, size: int, carry: Iterable[int], operands: Iterable[int]) -> frozenset[int]:
     """The loop variables (the first `size` arguments and outputs) that a derivative reaches in the course of a loop."""
     operands, known = tuple(operands), frozenset(carry)
     while True:

@@ -3,10 +3,11 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradsolve_backend.kernels.perturb import reached_carry
+from gradsolve_backend.kernels.perturb import reached_in_loop
 from gradsolve_backend.kernels.trace import LaneFunction, inexact
 
 ROWS = 128  # a solve of up to so many steps is differentiated without running any of it again
@@ -78,6 +79,12 @@ class Solve:
         return 0 if self.max_steps is None else -(-self.max_steps // self.segment)
 
 
+def reached_carry(solve: Solve, operands: Sequence[int], carry: Sequence[int] = ()) -> frozenset[int]:
+    """The loop variables that a derivative with respect to these operands and loop variables reaches."""
+    found = reached_in_loop(solve.advance, solve.size, carry, operands)
+    return frozenset(i for i in found if inexact(solve.carry[i]))
+
+
 @dataclass(frozen=True)
 class At:
     """What a derivative is taken with respect to: positions of arguments and of operands."""
@@ -120,8 +127,7 @@ class Call:
     @functools.cached_property
     def reached(self) -> tuple[int, ...]:
         """Loop variables that the derivative reaches, in order."""
-        found = reached_carry(self.solve.advance, self.solve.size, self.carry, self.operands)
-        return tuple(sorted(i for i in found if inexact(self.solve.carry[i])))
+        return tuple(sorted(reached_carry(self.solve, self.operands, self.carry)))
 
     @property
     def moving(self) -> bool:

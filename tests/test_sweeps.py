@@ -1,0 +1,113 @@
+"""The sweeps over steps: both forms of lanes, short and long solves, what is reserved, what is read."""
+
+from collections.abc import Callable
+from typing import Any
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import assert_close
+from jaxtyping import Array
+
+from gradsolve_backend import GradSolveAdjoint, explain
+from gradsolve_backend.kernels import forms, loops, primitives, replay
+
+CONTROLLER = diffrax.PIDController(rtol=1e-6, atol=1e-6)
+RATES = jnp.array([20.0, 22.0, 25.0])
+
+
+def lorenz(t: Any, y: Array, rate: Array) -> Array:
+    return jnp.stack([10.0 * (y[1] - y[0]), rate * y[0] - y[1] - y[0] * y[2], y[0] * y[1] - 8.0 / 3.0 * y[2]])
+
+
+def loss(adjoint: Any, t1: float = 0.5, max_steps: int = 512, **how: Any) -> Callable[[Array, Array], Array]:
+    """The sum of saved values of a Lorenz solve, as a function of rate and initial value."""
+    how = {"saveat": diffrax.SaveAt(ts=jnp.linspace(0.1, t1, 4), steps=2)} | how
+
+    def of(rate: Array, y0: Array) -> Array:
+        sol = diffrax.diffeqsolve(
+            diffrax.ODETerm(lorenz), diffrax.Tsit5(), 0.0, t1, 0.01, y0, rate,
+            stepsize_controller=CONTROLLER, adjoint=adjoint, max_steps=max_steps, **how,
+        )  # fmt: skip
+        assert sol.ys is not None
+        return jnp.sum(jnp.where(jnp.isfinite(sol.ys), jnp.sin(sol.ys), 0.0))
+
+    return of
+
+
+def gradients(adjoint: Any, **how: Any) -> tuple[Array, Array]:
+    """Gradients of an ensemble with one shared initial value."""
+    total = lambda rates, y0: jnp.sum(jax.vmap(loss(adjoint, **how), in_axes=(0, None))(rates, y0))
+    return jax.jit(jax.grad(total, argnums=(0, 1)))(RATES, jnp.array([1.0, 0.0, 0.0]))
+
+
+@pytest.fixture(params=["scalar", "array"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Scalar lanes, which a system of this size takes, or array lanes, by force."""
+    if request.param == "array":
+        monkeypatch.setattr(forms, "STEP_EQUATIONS", 0)
+    jax.clear_caches()
+    return request.param
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("rows", [128, 8], ids=["short", "long"])
+def test_gradient_equals_stock(form, rows, monkeypatch):
+    """Whether all rows were recorded, or a solve longer than the record is run again from checkpoints."""
+    monkeypatch.setattr("gradsolve_backend.kernels.solve.ROWS", rows)
+    monkeypatch.setattr("gradsolve_backend.kernels.solve.math.isqrt", lambda n: 1)
+    assert_close(gradients(GradSolveAdjoint()), gradients(diffrax.RecursiveCheckpointAdjoint()), rtol=1e-9)
+
+
+def test_tangent_equals_stock(form):
+    """Forward mode through the same outputs; the terms are of size one and nearly cancel."""
+    push = lambda adjoint: jax.jvp(lambda r: loss(adjoint)(r, jnp.ones(3)), (RATES[0],), (jnp.array(1.0),))
+    assert_close(push(GradSolveAdjoint()), push(diffrax.ForwardMode()), rtol=1e-9, atol=1e-9)
+
+
+def test_nothing_reserved_is_read_before_it_is_written(form, monkeypatch):
+    """Rows, checkpoints and output slots that hold NaN from the start change no gradient."""
+    wanted = gradients(GradSolveAdjoint())
+    poisoned = lambda make: lambda *x: jax.tree.map(_poison, make(*x))
+    monkeypatch.setattr(loops, "reserve", poisoned(loops.reserve))
+    monkeypatch.setattr(replay, "reserve", poisoned(replay.reserve))
+    monkeypatch.setattr(loops, "buffers", poisoned(loops.buffers))
+    jax.clear_caches()
+    assert_close(gradients(GradSolveAdjoint()), wanted, rtol=0)
+
+
+def _poison(x: Array) -> Array:
+    return jnp.full_like(x, jnp.nan) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.full_like(x, 1)
+
+
+@pytest.mark.parametrize("max_steps", [256, 4096, 100_000])
+def test_memory_of_the_record_is_what_the_route_says(max_steps):
+    """The arrays between forward and reverse pass and the checkpoints of the latter, to the byte."""
+    how: dict[str, Any] = {"max_steps": max_steps, "saveat": diffrax.SaveAt(t1=True)}
+    slope = jax.grad(loss(GradSolveAdjoint(), **how))
+    [route] = explain(jax.vmap(slope, in_axes=(0, None)), RATES, jnp.ones(3))
+    jaxpr = jax.make_jaxpr(jax.vmap(slope, in_axes=(0, None)))(RATES, jnp.ones(3))
+    [call] = [e.params["call"] for e in _equations(jaxpr.jaxpr) if e.primitive is primitives.forward_p]
+    record = loops.record_outcome(call)[1:]
+    marks = [(call.solve.checkpoints, *call.sizes, *a.shape, a.dtype) for a in loops.checkpoint_avals(call.solve)]
+    held = sum(a.size * a.dtype.itemsize for a in record)
+    held += sum(int(jnp.prod(jnp.array(shape))) * dtype.itemsize for *shape, dtype in marks)
+    assert route.bytes_gradient == held
+    assert held < 3 * 8 * 20 * (3 * max_steps**0.5 + 256)  # a lane's row or checkpoint has fewer than 20 numbers
+
+
+def _equations(jaxpr: Any) -> list[Any]:
+    inner = [p.jaxpr for e in jaxpr.eqns for p in e.params.values() if hasattr(p, "jaxpr")]
+    return [*jaxpr.eqns, *(e for j in inner for e in _equations(j))]
+
+
+def test_forward_pass_keeps_no_record():
+    """Undifferentiated, the memory of a solve does not grow with `max_steps`."""
+    size = lambda n: _temporary(loss(GradSolveAdjoint(), max_steps=n, saveat=diffrax.SaveAt(t1=True)))
+    assert size(2**19) == size(16)
+
+
+def _temporary(function: Callable) -> int:
+    compiled = jax.jit(jax.vmap(function, in_axes=(0, None))).lower(RATES, jnp.ones(3)).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
