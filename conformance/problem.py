@@ -31,7 +31,6 @@ class Problem:
     - `steps`: how many steps a run with a fixed mesh takes; enough for the solvers of low order to stay stable.
     - `stiff`: only implicit solvers with step size control make sense.
     - `mild`: rounding does not flip a step, so a separate adaptive run takes the same steps.
-    - `single`: well enough conditioned for float32.
     - `heavy`: dear to compile; part of the long grid only.
     - `jumps`: times at which the vector field has a jump.
     - `end`: published state at `t1`, flattened; `end_rtol` is the accuracy to which it holds.
@@ -50,7 +49,6 @@ class Problem:
     steps: int = 64
     stiff: bool = False
     mild: bool = False
-    single: bool = True
     heavy: bool = False
     jumps: tuple[float, ...] = ()
     end: tuple[float, ...] = ()

@@ -93,12 +93,7 @@ class Solve:
 
     @property
     def _tolerance(self) -> dict[str, Any]:
-        found = axes.tolerances(self.problem, axes.SOLVERS[self.case.solver], self.case.jax_dtype)
-        if self.case.transform != "gradtime":
-            return found
-        # The slopes of step times carry the step size factors, and these the rounding of an error estimate, which is
-        # the smaller a part of the estimate the larger that is.
-        return {name: max(tolerance, min(100 * tolerance, 1e-3)) for name, tolerance in found.items()}
+        return axes.tolerances(self.problem, axes.SOLVERS[self.case.solver], self.case.jax_dtype)
 
     def _solver(self) -> diffrax.AbstractSolver:
         """Implicit solvers take inner tolerances from an adaptive controller; for any other they must be given."""

@@ -7,6 +7,7 @@ as a tree of arrays and does not know which of the two it is.
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,8 +36,14 @@ def explode(x: Any, own: int) -> Any:
     """An array as the tuple of its elements over the last `own` axes; one without such axes as it is."""
     if own == 0:
         return x
-    flat = x.reshape(x.shape[: x.ndim - own] + (-1,))
+    flat = flattened(x, own)
     return tuple(flat[..., i] for i in range(flat.shape[-1]))
+
+
+def flattened(x: Any, own: int) -> Any:
+    """An array with its last `own` axes as one; there may be no lanes at all, which a `reshape` to -1 does not take."""
+    lead, shape = x.shape[: x.ndim - own], x.shape[x.ndim - own :]
+    return x.reshape((*lead, math.prod(shape)))
 
 
 def implode(value: Any, aval: Any, lead: Shape) -> Any:
@@ -196,7 +203,7 @@ class ScalarLanes(AbstractLanes):
         """Lanes with these operands."""
         own = [len(a.shape) for a in solve.operands]
         elements = [explode(x, n) for x, n in zip(operands, own, strict=True)]
-        tables = [x.reshape(x.shape[: x.ndim - n] + (-1,)) for x, n in zip(operands, own, strict=True)]
+        tables = [flattened(x, n) for x, n in zip(operands, own, strict=True)]
         return ScalarLanes(solve, sizes, flags, operands, elements, tables)
 
     def _inputs(self, program: ScalarProgram, function: LaneFunction, arguments: Sequence[Any]) -> tuple[list, list]:

@@ -49,12 +49,8 @@ def test_problem_ends_where_it_was_published_to_end(name: str) -> None:
     np.testing.assert_allclose(end_of(problem), problem.end, rtol=problem.end_rtol, atol=1e-13)
 
 
-def _tridiagonal(size: int) -> np.ndarray:
-    return np.eye(size, k=1) - 2 * np.eye(size) + np.eye(size, k=-1)
-
-
-def _first_column(matrix: np.ndarray) -> np.ndarray:
-    return scipy.linalg.expm(20 * matrix)[:, 0]
+def _rod(size: int) -> np.ndarray:
+    return scipy.linalg.expm(20 * (np.eye(size, k=1) - 2 * np.eye(size) + np.eye(size, k=-1)))[:, 0]
 
 
 def _kepler(eccentricity: float) -> np.ndarray:
@@ -90,8 +86,8 @@ CLOSED_FORMS: dict[str, Callable[[], Any]] = {
     "b5": lambda: scipy.special.ellipj(20, 0.51)[:3],
     "c1": lambda: [*(_DECAY * 20**i / math.factorial(i) for i in range(9)), scipy.special.gammainc(9, 20)],
     "c2": lambda: [*(_DECAY * (1 - _DECAY) ** i for i in range(9)), (1 - _DECAY) ** 9],
-    "c3": lambda: _first_column(_tridiagonal(10)),
-    "c4": lambda: _first_column(_tridiagonal(51)),
+    "c3": lambda: _rod(10),
+    "c4": lambda: _rod(51),
     **{f"d{i + 1}": lambda i=i: _kepler(0.1 + 0.2 * i) for i in range(5)},
     "e1": _bessel,
     "e4": _fall,
@@ -204,6 +200,8 @@ class Slightly(diffrax.AbstractAdjoint):
         state = given["init_state"]
         if self.change == "cotangent":
             given["init_state"] = eqx.tree_at(lambda s: s.y, state, _pull_more(state.y))
+        if self.change == "time":
+            given["t1"] = _pull_more(given["t1"])
         if self.change == "value":
             given["init_state"] = eqx.tree_at(lambda s: s.y, state, 1.001 * state.y)
         final, stats = diffrax.RecursiveCheckpointAdjoint().loop(**given)
@@ -225,7 +223,7 @@ MESH = Case("lorenz", "bosh3", "pid", "steps3", "vmapgrad", "f64")
 
 @pytest.mark.parametrize("case", [PLAIN, MESH, dataclasses.replace(MESH, dtype="f32")], ids=str)
 def test_a_wrong_cotangent_is_found(case: Case) -> None:
-    assert case.oracle == ("plain" if case is PLAIN else "mesh")
+    assert case.oracle == ("plain" if case.problem == PLAIN.problem else "mesh")
     found = oracle.check(case, Slightly("cotangent"))
     assert found and all(line.startswith("slope") for line in found)
 
@@ -233,6 +231,13 @@ def test_a_wrong_cotangent_is_found(case: Case) -> None:
 @pytest.mark.parametrize("case", [PLAIN, dataclasses.replace(MESH, dtype="f32")], ids=str)
 def test_stock_conforms_to_itself(case: Case) -> None:
     assert oracle.check(case, diffrax.RecursiveCheckpointAdjoint()) == []
+
+
+def test_a_wrong_slope_of_a_time_is_found() -> None:
+    case = dataclasses.replace(PLAIN, transform="gradtime")
+    (line,) = oracle.check(case, Slightly("time"))
+    assert case.noisy
+    assert line.startswith("slope['t1']")
 
 
 def test_a_wrong_value_is_found() -> None:
@@ -260,6 +265,14 @@ def test_differences_are_told(found: Any, message: str | None) -> None:
     lines = oracle.differences(PLAIN, *results)
     assert len(lines) == (message is not None)
     assert re.search(message or "", "".join(lines))
+
+
+def test_what_rounding_changes_in_stock_is_allowed_in_a_slope() -> None:
+    result = {"value": jnp.ones(2), "aux": {"steps": 0, "unused": ()}}
+    found, expected, nudged = ({**result, "slope": {"dt0": jnp.asarray(x)}} for x in (1 + 1e-7, 1.0, 1 + 1e-8))
+    assert len(oracle.differences(PLAIN, found, expected)) == 1
+    assert oracle.differences(PLAIN, found, expected, nudged) == []
+    assert len(oracle.differences(PLAIN, found, expected, {**nudged, "slope": {"dt0": jnp.asarray(1 + 1e-9)}})) == 1
 
 
 def test_a_recorded_mesh_steps_as_step_to_does() -> None:

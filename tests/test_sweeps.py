@@ -102,6 +102,19 @@ def _equations(jaxpr: Any) -> list[Any]:
     return [*jaxpr.eqns, *(e for j in inner for e in _equations(j))]
 
 
+@pytest.mark.parametrize("lanes", [0, 1, 7])
+def test_odd_numbers_of_lanes(form, lanes):
+    """None, one, and a prime number of them. Of none, Equinox's error check cannot take the maximum."""
+    slope = jax.grad(loss(GradSolveAdjoint(), saveat=diffrax.SaveAt(t1=True), throw=lanes > 0))
+    rates, y0 = jnp.linspace(20.0, 25.0, lanes), jnp.array([1.0, 0.0, 0.0])
+    found = jax.vmap(slope, in_axes=(0, None))(rates, y0)
+    wanted = [
+        jax.grad(loss(diffrax.RecursiveCheckpointAdjoint(), saveat=diffrax.SaveAt(t1=True)))(r, y0) for r in rates
+    ]
+    assert found.shape == (lanes,)
+    assert_close(found, jnp.array(wanted), rtol=1e-9)
+
+
 def test_forward_pass_keeps_no_record():
     """Undifferentiated, the memory of a solve does not grow with `max_steps`."""
     size = lambda n: _temporary(loss(GradSolveAdjoint(), max_steps=n, saveat=diffrax.SaveAt(t1=True)))
