@@ -31,7 +31,7 @@ class Tolerance:
 CONTROLLER_STATE = 1e-3
 #: In a noisy case the inputs of stock are changed by so many units of rounding, and so many times what this changes in
 #: a slope is allowed on top.
-NUDGE, NOISE = 4, 10
+NUDGE, NOISE = 4, 30
 TOLERANCES = {"f64": Tolerance(1e-10, 1e-9, 1e-12), "f32": Tolerance(1e-4, 1e-4, 1e-5)}
 
 

@@ -141,7 +141,7 @@ class ArrayLanes(AbstractLanes):
         return lanes, [stand_in(x, every) for x in arguments]
 
     def shelter(self, kept: Any) -> AbstractLanes:
-        return dataclasses.replace(self, sheltered=kept) if self.solve.implicit and self.sizes else self
+        return dataclasses.replace(self, sheltered=kept)
 
     def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
         flags = tuple(tuple(s >= 0 or level[~s] for s in function.sources) for level in self.flags)

@@ -101,9 +101,14 @@ def _widened(x: Any, has: Sequence[bool], wanted: Sequence[bool], sizes: Sequenc
     return spread(x, part, [s for s, w in zip(sizes, wanted, strict=True) if w])
 
 
+def sheltering(call: Call, lanes: AbstractLanes) -> bool:
+    """Whether lanes without a step stand in for others. With moving times those that rejected it have a part in it."""
+    return lanes.solve.implicit and bool(lanes.sizes) and not call.moving
+
+
 def sheltered(call: Call, lanes: AbstractLanes, step: Step) -> AbstractLanes:
-    """The lanes in which a step is differentiated; with moving times those that rejected it have a part in that."""
-    return lanes if call.moving else lanes.shelter(step.kept)
+    """The lanes in which a step is differentiated."""
+    return lanes.shelter(step.kept) if sheltering(call, lanes) else lanes
 
 
 def primal_count(call: Call) -> int:
@@ -284,10 +289,15 @@ def _step_back(call: Call, lanes: AbstractLanes, row: Row, sizes: tuple[int, ...
         [lanes.zeros(sizes + lanes.sizes, a) for a in avals], [lanes.operand_zeros(sizes, i) for i in call.operands]
     )
     sums, emitted = _outputs_back(call, lanes, row, dense, (saved, columns, sums))
-    back, more = pull([*ct, *sums.arguments[count:], *emitted])
+    given = ct
+    if sheltering(call, lanes):  # what a lane that stands in for another gives to shared operands is nothing
+        given = select(row.step.kept, ct, jax.tree.map(jnp.zeros_like, ct), columns)
+    back, more = pull([*given, *sums.arguments[count:], *emitted])
     back = _added(sums.arguments[:count], back)
-    if lanes.sizes and (call.moving or solve.implicit):
-        back = select(row.step.alive if call.moving else row.step.kept, back, ct, columns)
+    if call.moving and lanes.sizes:
+        back = select(row.step.alive, back, ct, columns)
+    elif sheltering(call, lanes):
+        back = select(row.step.kept, back, ct, columns)
     return back, _added(_added(operands, more), sums.operands)
 
 

@@ -102,6 +102,26 @@ def _equations(jaxpr: Any) -> list[Any]:
     return [*jaxpr.eqns, *(e for j in inner for e in _equations(j))]
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
+def test_implicit_ensemble_of_unlike_step_counts(shared):
+    """Lanes that rejected a step or have ended give nothing to the gradient of what all lanes share."""
+    field = diffrax.ODETerm(lambda t, y, a: -a * (y + 0.1 * y**3))
+    y0s = jnp.array([[0.5, 1.0], [0.6, 1.1], [0.3, 0.01]])
+    rates = jnp.array([1.0, 20.0]) if shared else jnp.array([[1.0, 20.0], [2.0, 9.0], [0.1, 0.2]])
+
+    def total(rates: Array, adjoint: Any) -> Array:
+        def one(y0: Array, rate: Array) -> Array:
+            how = {"stepsize_controller": CONTROLLER, "adjoint": adjoint, "max_steps": 256}
+            sol = diffrax.diffeqsolve(field, diffrax.Kvaerno3(), 0.0, 1.0, 0.05, y0, rate, **how)
+            assert sol.ys is not None
+            return jnp.sum(sol.ys)
+
+        return jnp.sum(jax.vmap(one, in_axes=(0, None if shared else 0))(y0s, rates))
+
+    slope = lambda adjoint: jax.jit(jax.grad(total), static_argnums=1)(rates, adjoint)
+    assert_close(slope(GradSolveAdjoint()), slope(diffrax.RecursiveCheckpointAdjoint()), rtol=1e-8, atol=1e-12)
+
+
 @pytest.mark.parametrize("lanes", [0, 1, 7])
 def test_odd_numbers_of_lanes(form, lanes):
     """None, one, and a prime number of them. Of none, Equinox's error check cannot take the maximum."""
