@@ -285,15 +285,16 @@ def _step_back(call: Call, lanes: AbstractLanes, row: Row, sizes: tuple[int, ...
     for j, x in zip(call.dense, out[count:], strict=False):
         dense[j] = x
     avals = [*(solve.carry[i] for i in call.reached), *(solve.fixed.outputs[solve.size + j] for j in call.dense)]
-    sums = Sums(
-        [lanes.zeros(sizes + lanes.sizes, a) for a in avals], [lanes.operand_zeros(sizes, i) for i in call.operands]
-    )
+    zeros = [lanes.zeros(sizes + lanes.sizes, a) for a in avals]
+    sampled = any(o.sample is not None for o in solve.outputs)
+    sums = Sums(zeros, [lanes.operand_zeros(sizes, i) if sampled else None for i in call.operands])
     sums, emitted = _outputs_back(call, lanes, row, dense, (saved, columns, sums))
     given = ct
     if sheltering(call, lanes):  # what a lane that stands in for another gives to shared operands is nothing
         given = select(row.step.kept, ct, jax.tree.map(jnp.zeros_like, ct), columns)
     back, more = pull([*given, *sums.arguments[count:], *emitted])
-    back = _added(sums.arguments[:count], back)
+    before = sums.arguments[:count]
+    back = _added(before, back) if sampled else [z if b is None else b for z, b in zip(before, back, strict=True)]
     if call.moving and lanes.sizes:
         back = select(row.step.alive, back, ct, columns)
     elif sheltering(call, lanes):

@@ -136,7 +136,9 @@ class Call:
 
     @functools.cached_property
     def dense(self) -> tuple[int, ...]:
-        """Dense values that can carry a derivative."""
+        """Dense values that can carry a derivative; none are needed where no output samples a step."""
+        if all(o.sample is None for o in self.solve.outputs):
+            return ()
         first = self.solve.size
         return tuple(j for j in range(self.solve.dense) if inexact(self.solve.fixed.outputs[first + j]))
 
