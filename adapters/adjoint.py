@@ -71,6 +71,8 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
             built = build(asked, state, running, replayed)
             problem = _problem(given, built)
             chosen = route(problem, name, origin, known)
+            if known[chosen.backend].kernels is None:
+                raise _OwnLoop(chosen)
             call = Call(built.solve, known[chosen.backend].kernels, chosen, scalar=problem.equations is not None)
             return built.finished(solve(call, *built.inputs))
 
@@ -78,7 +80,18 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
         keywords["solver"] = StandIn(asked.solver, running)
         keywords["event"] = _with_solver(asked.event, asked.solver)
         inner = functools.partial(eqxi.while_loop, kind="lax")
-        return self._loop(**keywords, inner_while_loop=inner, outer_while_loop=outer)
+        try:
+            return self._loop(**keywords, inner_while_loop=inner, outer_while_loop=outer)
+        except _OwnLoop as found:
+            return _stock(given, found.route)
+
+
+class _OwnLoop(Exception):
+    """Leaves the tracing of a solve whose route, known only once its steps are traced, is Diffrax's own loop."""
+
+    def __init__(self, chosen: Route) -> None:
+        super().__init__(chosen.why)
+        self.route = chosen
 
 
 class StandIn(eqx.Module):

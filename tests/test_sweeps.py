@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 from gradsolve_backend import GradSolveAdjoint, explain
 from gradsolve_backend.kernels import forms, loops, primitives, replay
+from gradsolve_backend.kernels.xla import XlaBackend
 
 CONTROLLER = diffrax.PIDController(rtol=1e-6, atol=1e-6)
 RATES = jnp.array([20.0, 22.0, 25.0])
@@ -100,6 +101,19 @@ def test_memory_of_the_record_is_what_the_route_says(max_steps):
 def _equations(jaxpr: Any) -> list[Any]:
     inner = [p.jaxpr for e in jaxpr.eqns for p in e.params.values() if hasattr(p, "jaxpr")]
     return [*jaxpr.eqns, *(e for j in inner for e in _equations(j))]
+
+
+@pytest.mark.parametrize("name", [None, "xla"])
+def test_what_a_backend_refuses_takes_the_loop_of_diffrax(name, monkeypatch):
+    """Asked for or not, with the reason in the route and the gradient of stock."""
+    monkeypatch.setattr(XlaBackend, "supports", lambda self, problem: ("it is out of order",))
+    jax.clear_caches()
+    slope = jax.grad(loss(GradSolveAdjoint(backend=name)))
+    [route] = explain(slope, RATES[0], jnp.ones(3))
+    assert route.backend == "stock" and "it is out of order" in route.why
+    jax.clear_caches()
+    wanted = jax.grad(loss(diffrax.RecursiveCheckpointAdjoint()))(RATES[0], jnp.ones(3))
+    assert_close(slope(RATES[0], jnp.ones(3)), wanted, rtol=1e-12)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
