@@ -36,6 +36,12 @@ def spread(x: Any, has: Sequence[bool], sizes: Sequence[int], offset: int = 0) -
     return jnp.broadcast_to(jnp.expand_dims(x, missing), shape)
 
 
+def widened(x: Any, has: Sequence[bool], wanted: Sequence[bool], sizes: Sequence[int]) -> Any:
+    """`x` with the axes of the wanted levels, of which it has some and of no others."""
+    part = [h for h, w in zip(has, wanted, strict=True) if w]
+    return spread(x, part, [s for s, w in zip(sizes, wanted, strict=True) if w])
+
+
 def reorder(x: Any, order: Sequence[int]) -> Any:
     """`x` with its leading axes in this order."""
     return jnp.transpose(x, (*order, *range(len(order), x.ndim)))

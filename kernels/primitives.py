@@ -180,18 +180,14 @@ def _linear_outputs(call: Call, kind: str) -> list[Any]:
 second_p = Primitive("gradsolve_second")
 second_p.multiple_results = True
 second_p.def_abstract_eval(lambda *x, call, kind, which: _like(_linear_outputs(call, kind), x))
-second_p.def_impl(lambda *x, **params: jax.jit(lambda *y: _second(params.pop("call"), *y, **params))(*x))
+second_p.def_impl(lambda *x, call, **params: jax.jit(lambda *y: _second(call, *y, **params))(*x))
 mlir.register_lowering(second_p, _lowering(lambda *x, call, **params: _second(call, *x, **params)))
 
 
 def _second_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, **params: Any) -> tuple[list, list]:
     function = lambda *x: _second(call, *x, build=slow, **params)  # noqa: E731
     out = second_p.bind(*primals, call=call, **params)
-    return out, jax.jvp(function, tuple(primals), tuple(map(_float0_or, primals, tangents)))[1]
-
-
-def _float0_or(primal: Any, tangent: Any) -> Any:
-    return ad.instantiate_zeros(tangent) if isinstance(tangent, ad.Zero) else tangent
+    return out, jax.jvp(function, tuple(primals), tuple(_instantiated(tangents)))[1]
 
 
 def _second_transpose(cts: Sequence[Any], *inputs: Any, call: Call, which: tuple[int, ...], kind: str) -> list[Any]:
@@ -220,7 +216,7 @@ def _refuse_unbounded(call: Call) -> None:
         )
 
 
-def _transpose(primitive: Primitive, outputs: Callable) -> Callable:
+def _transpose(primitive: Primitive) -> Callable:
     """The transpose of one linear map is the other: inputs and outputs keep their axes."""
 
     def rule(cts: Sequence[Any], *inputs: Any, call: Call) -> list[Any]:
@@ -282,8 +278,8 @@ ad.primitive_jvps[forward_p] = _forward_jvp
 ad.primitive_jvps[tangent_p] = _linear_jvp(tangent_p, "tangent")
 ad.primitive_jvps[cotangent_p] = _linear_jvp(cotangent_p, "cotangent")
 ad.primitive_jvps[second_p] = _second_jvp
-ad.primitive_transposes[tangent_p] = _transpose(cotangent_p, cotangent_outputs)
-ad.primitive_transposes[cotangent_p] = _transpose(tangent_p, tangent_outputs)
+ad.primitive_transposes[tangent_p] = _transpose(cotangent_p)
+ad.primitive_transposes[cotangent_p] = _transpose(tangent_p)
 ad.primitive_transposes[second_p] = _second_transpose
 batching.primitive_batchers[forward_p] = _forward_batch
 batching.primitive_batchers[tangent_p] = _linear_batch(tangent_p)

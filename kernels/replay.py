@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from gradsolve_backend.kernels.evaluate import AbstractLanes
 from gradsolve_backend.kernels.forms import takes_scalar
-from gradsolve_backend.kernels.lanes import column, reorder, select, spread, take, total
+from gradsolve_backend.kernels.lanes import column, reorder, select, spread, take, total, widened
 from gradsolve_backend.kernels.loops import (
     Progress,
     Step,
@@ -76,9 +76,7 @@ class Layout:
         x = reorder(x, sorted(range(len(present)), key=present.__getitem__))
         has = [i in present for i in range(len(wanted))]
         x = total(x, has, wanted)
-        kept = [h and w for h, w in zip(has, wanted, strict=True)]
-        sizes = [s for s, w in zip(self.call.sizes, wanted, strict=True) if w]
-        return spread(x, [k for k, w in zip(kept, wanted, strict=True) if w], sizes)
+        return widened(x, has, wanted, self.call.sizes)
 
 
 def _lanes(layout: Layout, inputs: Sequence[Any], wanted: Sequence[Sequence[bool]], scalar: bool) -> AbstractLanes:
@@ -89,16 +87,10 @@ def _lanes(layout: Layout, inputs: Sequence[Any], wanted: Sequence[Sequence[bool
     flags = [[call.axes[i][solve.size + j] for i in layout.own] for j in range(len(operands))]
     for index, want in zip(call.operands, wanted, strict=True):
         union = [h or w for h, w in zip(flags[index], want, strict=True)]
-        operands[index] = _widened(operands[index], flags[index], union, sizes)
+        operands[index] = widened(operands[index], flags[index], union, sizes)
         flags[index] = union
     levels = tuple(tuple(f[i] for f in flags) for i in range(len(sizes)))
     return make_lanes(scalar, solve, sizes, levels, operands)
-
-
-def _widened(x: Any, has: Sequence[bool], wanted: Sequence[bool], sizes: Sequence[int]) -> Any:
-    """An array with the axes of the wanted levels, of which it has some."""
-    part = [h for h, w in zip(has, wanted, strict=True) if w]
-    return spread(x, part, [s for s, w in zip(sizes, wanted, strict=True) if w])
 
 
 def sheltering(call: Call, lanes: AbstractLanes) -> bool:
@@ -198,7 +190,7 @@ def _tangents_in(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) ->
         index = call.operands[j - first - len(call.carry)]
         x, columns, own = layout.entered(inputs[j], j)
         wanted = [*[True] * len(columns), *lanes.operand_flags(index)]
-        x = _widened(x, [*columns, *own], wanted, sizes)
+        x = widened(x, [*columns, *own], wanted, sizes)
         operands.append(lanes.enter(x, solve.operands[i]))
     return d, operands
 

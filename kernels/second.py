@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from gradsolve_backend.kernels.evaluate import AbstractLanes, ArrayLanes
-from gradsolve_backend.kernels.lanes import Flags, column, over, spread, total
+from gradsolve_backend.kernels.lanes import Flags, column, over, total, widened
 from gradsolve_backend.kernels.loops import (
     Progress,
-    Step,
     Values,
     forward,
     going,
@@ -26,7 +25,8 @@ from gradsolve_backend.kernels.loops import (
     start,
     wanted,
 )
-from gradsolve_backend.kernels.solve import Call, Output, Solve
+from gradsolve_backend.kernels.solve import Call, Output
+from gradsolve_backend.kernels.trace import inexact
 
 
 def record_axes(call: Call, levels: Flags) -> Flags:
@@ -107,7 +107,8 @@ def plain(call: Call) -> Callable[..., list[Any]]:
     def function(*inputs: Any) -> list[Any]:
         lanes = ArrayLanes(solve, (), (), list(inputs[solve.size :]))
         p = start(lanes, inputs[: solve.size])
-        ended = lambda p: (p, _no_step(jax.eval_shape(lambda p: body(lanes, p)[1], p), p))  # noqa: E731
+        step = jax.eval_shape(lambda p: body(lanes, p)[1], p)
+        ended = lambda p: (p, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), step))  # noqa: E731
 
         def scanned(p: Progress, _: Any) -> Any:
             after, step = jax.lax.cond(going(solve, p), lambda p: body(lanes, p), ended, p)
@@ -115,20 +116,10 @@ def plain(call: Call) -> Callable[..., list[Any]]:
 
         p, steps = jax.lax.scan(scanned, p, None, length=solve.max_steps)
         saved = [_filled(lanes, i, steps) for i in range(len(solve.outputs))]
-        rest = [x for o, b in zip(solve.outputs, saved, strict=True) for x in _inexact(o, b)]
+        rest = [x for buffer in saved for x in buffer if inexact(x)]
         return [*(p.carry[i] for i in call.reached), *rest]
 
     return function
-
-
-def _inexact(o: Output, buffer: Sequence[Any]) -> list[Any]:
-    return [x for x in buffer if jnp.issubdtype(x.dtype, jnp.inexact)]
-
-
-def _no_step(shape: Step, p: Progress) -> Step:
-    zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shape)
-    del p
-    return zeros
 
 
 def slow(call: Call, kind: str, axes: Flags) -> Callable[..., list[Any]]:
@@ -180,12 +171,7 @@ def aligned(inputs: Sequence[Any], axes: Flags, sizes: Sequence[int], which: Seq
     values, flags = list(inputs), [list(column(axes, i)) for i in range(len(inputs))]
     for j, i in enumerate(which):
         union = [a or b for a, b in zip(flags[i], flags[count + j], strict=True)]
-        wanted = [s for s, u in zip(sizes, union, strict=True) if u]
         for k in (i, count + j):
-            part = [h for h, u in zip(flags[k], union, strict=True) if u]
-            values[k] = spread(values[k], part, wanted)
+            values[k] = widened(values[k], flags[k], union, sizes)
         flags[i] = union
     return values, tuple(tuple(f[level] for f in flags[:count]) for level in range(len(sizes)))
-
-
-__all__ = ["Solve", "aligned", "derivative", "fast", "record_axes", "slow"]
