@@ -13,11 +13,11 @@ import jax.tree_util as jtu
 from gradsolve_backend.adapters.build import Built, build
 from gradsolve_backend.adapters.method import AbstractMethod, methods
 from gradsolve_backend.adapters.trial import Asked
-from gradsolve_backend.config import requested_backend
+from gradsolve_backend.config import requested_backend, requested_memory
 from gradsolve_backend.kernels.compat import is_unsafe_sde
-from gradsolve_backend.kernels.forms import step_equations
+from gradsolve_backend.kernels.forms import runs_scalar, step_programs
 from gradsolve_backend.kernels.lanes import varying
-from gradsolve_backend.kernels.loops import lane_bytes
+from gradsolve_backend.kernels.llvm_ops import unsupported
 from gradsolve_backend.kernels.primitives import solve
 from gradsolve_backend.kernels.solve import Call
 from gradsolve_backend.marker import mark
@@ -37,13 +37,18 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
             is not set the fastest one that can run the solve. What no backend can run takes Diffrax's own loop;
             `gradsolve_backend.explain` says which way a solve takes, and why.
 
+        memory: bytes per lane (one trajectory under `jax.vmap`) that the backend `llvm` reserves to differentiate the
+            solve in reverse. By default the environment variable `GRADSOLVE_MEMORY`, else room for 128 steps. A solve
+            of more steps is right all the same: what does not fit is run again.
+
     Raises:
-        ValueError: when a solve is traced, if no plugin offers a backend of this name.
+        ValueError: when a solve is traced, if no plugin offers a backend of this name, or the memory is too little.
 
     The method is published as GRADSOLVE, https://arxiv.org/abs/2609.02876.
     """
 
     backend: str | None = eqx.field(default=None, static=True)
+    memory: int | None = eqx.field(default=None, static=True)
 
     def loop(self, **given: Any) -> Any:
         """Called by `diffrax.diffeqsolve`."""
@@ -71,9 +76,12 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
             built = build(asked, state, running, replayed)
             problem = _problem(given, built)
             chosen = route(problem, name, origin, known)
-            if known[chosen.backend].kernels is None:
+            kernels = known[chosen.backend].kernels
+            if kernels is None:
                 raise _OwnLoop(chosen)
-            call = Call(built.solve, known[chosen.backend].kernels, chosen, scalar=problem.equations is not None)
+            memory = requested_memory(self.memory)
+            chosen = chosen.holding(*kernels.lane_bytes(built.solve, memory))
+            call = Call(built.solve, kernels, chosen, scalar=runs_scalar(built.solve), memory=memory)
             return built.finished(solve(call, *built.inputs))
 
         keywords = {k: v for k, v in given.items() if k not in PASSED}
@@ -151,9 +159,8 @@ def _problem(given: dict[str, Any], built: Built | None) -> Problem:
     """What is asked, for routing."""
     leaves = jtu.tree_leaves(given["init_state"].y)
     platform = jax.default_backend()
-    held = (0, 0) if built is None else lane_bytes(built.solve)
-    equations, reason = (
-        (None, "not looked at: Diffrax's own loop was asked for") if built is None else step_equations(built.solve)
+    programs, reason = (
+        ([], "not looked at: Diffrax's own loop was asked for") if built is None else step_programs(built.solve)
     )
     return Problem(
         platform="cuda" if platform == "gpu" else platform,
@@ -162,12 +169,11 @@ def _problem(given: dict[str, Any], built: Built | None) -> Problem:
         saving=_saving(given["saveat"]),
         dimension=sum(jnp.size(x) * (2 if jnp.iscomplexobj(x) else 1) for x in leaves),
         dtypes=tuple(sorted({str(jnp.result_type(x)) for x in leaves})),
-        equations=equations,
+        equations=programs[0].equations if programs else None,
         no_scalar_form=reason,
+        no_machine_code=next((r for p in programs if (r := unsupported(p.jaxpr))), ""),
         obstacles=(),
         max_steps=given["max_steps"],
-        bytes_forward=held[0],
-        bytes_gradient=held[1],
     )
 
 

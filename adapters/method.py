@@ -18,6 +18,7 @@ import jax.tree_util as jtu
 
 from gradsolve_backend.kernels.compat import eval_jaxpr
 from gradsolve_backend.kernels.erk import Tableau, explicit_step
+from gradsolve_backend.kernels.scalar import SHARED, SHARED_EQUATIONS, scalar_equations
 
 Step = tuple[Any, Any, dict[str, Any], Any, Any]  # y1, error estimate, dense values, solver state, result
 
@@ -31,7 +32,7 @@ class Once:
 
     def __init__(self, function: Callable) -> None:
         self.function = function
-        self._traced: dict[Any, tuple[Any, Any, Any]] = {}
+        self._traced: dict[Any, tuple[Any, Any, Any, Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         arrays, rest = eqx.partition(arguments, eqx.is_array)
@@ -39,11 +40,10 @@ class Once:
         key = (structure, tuple(jax.typeof(x) for x in leaves), *jtu.tree_leaves(rest))
         if key not in self._traced:
             self._traced[key] = self._trace(leaves, structure, rest)
-        program, out_structure, static = self._traced[key]
-        out = eval_jaxpr(program.jaxpr, program.consts, *leaves)
-        return eqx.combine(jtu.tree_unflatten(out_structure, out), static)
+        run, consts, out_structure, static = self._traced[key]
+        return eqx.combine(jtu.tree_unflatten(out_structure, run(consts, leaves)), static)
 
-    def _trace(self, leaves: Any, structure: Any, rest: Any) -> tuple[Any, Any, Any]:
+    def _trace(self, leaves: Any, structure: Any, rest: Any) -> tuple[Any, Any, Any, Any]:
         found: list[Any] = []
 
         def flat(*leaves: Any) -> list[Any]:
@@ -54,7 +54,17 @@ class Once:
             return out_leaves
 
         program = jax.make_jaxpr(flat)(*leaves)
-        return program, found[0], found[1]
+        return _evaluation(program), program.consts, found[0], found[1]
+
+
+def _evaluation(program: Any) -> Callable:
+    """Runs a traced function on its constants and arguments; a large one by a call, which keeps it in one piece."""
+
+    def evaluate(consts: Any, leaves: Any) -> list[Any]:
+        return eval_jaxpr(program.jaxpr, consts, *leaves)
+
+    evaluate.__name__ = SHARED
+    return jax.jit(evaluate) if scalar_equations(program.jaxpr) >= SHARED_EQUATIONS else evaluate
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,18 +111,16 @@ class ExplicitRungeKutta(AbstractMethod):
 
     def step(self, t0: Any, t1: Any, y0: Any, state: Any, made_jump: Any) -> Step:
         control = self.terms.contr(t0, t1)
-        first = None
         if self.reuse:
             state = self._after_jump(t0, y0, state, made_jump)
-            first = (state, self.terms.prod(state, control))
-
-        def stage(t: Any, y: Any) -> tuple[Any, Any]:
-            if self.reuse:
-                f = self.field(t, y, self.args)
-                return f, self.terms.prod(f, control)
-            return None, self.terms.vf_prod(t, y, self.args, control)
-
-        y1, error, dense, last = explicit_step(Tableau.of(self.solver.tableau), stage, (t0, t1), y0, first)
+            field = lambda t, y: self.field(t, y, self.args)  # noqa: E731
+            product = lambda f: self.terms.prod(f, control)  # noqa: E731
+        else:
+            field = lambda t, y: self.terms.vf_prod(t, y, self.args, control)  # noqa: E731
+            product = lambda k: k  # noqa: E731
+        first = state if self.reuse else None
+        tableau = Tableau.of(self.solver.tableau)
+        y1, error, dense, last = explicit_step(tableau, field, product, (t0, t1), y0, first)
         return y1, error, dense, last if self.reuse else None, diffrax.RESULTS.successful
 
     def _after_jump(self, t0: Any, y0: Any, state: Any, made_jump: Any) -> Any:

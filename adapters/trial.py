@@ -92,7 +92,10 @@ def _chosen(kept: Any, new: Any, old: Any) -> Any:
 def clip_floor(t1: Any) -> Any:
     """The time, 100 units in the last place before `t1`, beyond which a step ends at `t1`."""
     t1 = jax.lax.stop_gradient(jnp.asarray(t1))
-    return jax.lax.fori_loop(0, 100, lambda _, t: jnp.nextafter(t, jnp.full_like(t, -jnp.inf)), t1)
+    bits = jax.lax.bitcast_convert_type(t1, f"int{8 * t1.dtype.itemsize}")
+    # Bits as an integer are in the order of the numbers if those below zero, whose first bit is set, are turned around.
+    turned = lambda x: jnp.where(x < 0, jnp.iinfo(x.dtype).min - x, x)  # noqa: E731
+    return jax.lax.bitcast_convert_type(turned(turned(bits) - 100), t1.dtype)
 
 
 def _to_end(tprev: Any, tnext: Any, t1: Any, floor: Any, kept: Any) -> Any:

@@ -7,12 +7,34 @@ from gradsolve_backend.problem import Problem
 
 
 class Kernels(Protocol):
-    """Three traceable JAX functions that run a solve on lanes.
+    """Three traceable JAX functions that run a solve on lanes, and what must be known of them beforehand.
 
     In each, `call` is the static description of the solve that `gradsolve_backend.kernels` made,
     and `arrays` are the operands in the order that `call` states. Each returns the list of arrays
     that `call` states. They must agree with the built-in `xla` backend to round-off.
     """
+
+    def against(self, call: Any) -> str:
+        """Why a differentiated call cannot run here, a sentence; empty: it can. Else `xla` runs it, record and all."""
+        ...
+
+    def records(self, solve: Any) -> bool:
+        """Whether a record of this solve can be kept, so that it can be differentiated in reverse mode."""
+        ...
+
+    def record(self, call: Any) -> list[tuple[Any, int | None]]:
+        """The arrays of the record of a call: for each its abstract value, and how many axes precede its levels.
+
+        None: the array has no axis for a level.
+        """
+        ...
+
+    def lane_bytes(self, solve: Any, memory: int | None) -> tuple[int, int]:
+        """Bytes that one lane holds: of loop variables, and reserved to differentiate the solve in reverse.
+
+        `memory`: what the user asked for as the latter, which a backend may heed.
+        """
+        ...
 
     def forward(self, call: Any, *arrays: Any) -> list[Any]:
         """Run the adaptive loop; keep the record of the accepted steps where `call` asks for it."""
@@ -34,7 +56,7 @@ class AbstractBackend(abc.ABC):
         name: what users write in `GradSolveAdjoint(backend=...)` and `GRADSOLVE_BACKEND`.
         platforms: where it runs, for example `frozenset({"cpu"})`; `frozenset({"*"})` is anywhere.
         rank: among the backends that can run a solve the one with the highest rank is taken.
-            Built in: `stock` 0, `xla` 10.
+            Built in: `stock` 0, `xla` 10, `llvm` 20.
     """
 
     name: str

@@ -28,14 +28,12 @@ class Problem:
     equations: int | None
     #: Why the step has no scalar form, a sentence; empty where it has one.
     no_scalar_form: str
+    #: What in the scalar program machine code of this package cannot express, a sentence; empty: nothing.
+    no_machine_code: str
     #: What no lane backend can run, a sentence each. Such a solve takes Diffrax's own loop.
     obstacles: tuple[str, ...]
     #: The user's bound on the number of trial steps; None: unbounded.
     max_steps: int | None
-    #: Bytes that one lane holds beyond inputs and outputs, undifferentiated.
-    bytes_forward: int
-    #: Bytes reserved for the record of one lane, held only when the solve is differentiated.
-    bytes_gradient: int
 
     def __post_init__(self) -> None:
         if self.platform == "gpu":

@@ -21,16 +21,30 @@ class Route:
     problem: Problem
     #: Number of solves that run at once under `jax.vmap`; None where Diffrax's own loop runs them, which does not tell.
     lanes: int | None = None
+    #: Bytes that one lane holds beyond inputs and outputs, undifferentiated.
+    lane_bytes_forward: int = 0
+    #: Bytes reserved for the record of one lane, held only when the solve is differentiated.
+    lane_bytes_gradient: int = 0
+
+    def holding(self, forward: int, gradient: int) -> "Route":
+        """The route with what its backend says a lane holds."""
+        return dataclasses.replace(self, lane_bytes_forward=forward, lane_bytes_gradient=gradient)
+
+    def derivative(self, backend: str, reason: str) -> "Route":
+        """The route of a solve that is differentiated, which this one's backend cannot do."""
+        why = f"{self.backend} runs this solve, but not its derivative: {reason}"
+        others = ((self.backend, why), *(pair for pair in self.others if pair[0] != backend))
+        return dataclasses.replace(self, backend=backend, why=why, others=others)
 
     @property
     def bytes_forward(self) -> int | None:
         """Bytes that all lanes hold beyond inputs and outputs, undifferentiated; None where `lanes` is."""
-        return None if self.lanes is None else self.lanes * self.problem.bytes_forward
+        return None if self.lanes is None else self.lanes * self.lane_bytes_forward
 
     @property
     def bytes_gradient(self) -> int | None:
         """Bytes reserved for the records of all lanes, if the solve is differentiated; None where `lanes` is."""
-        return None if self.lanes is None else self.lanes * self.problem.bytes_gradient
+        return None if self.lanes is None else self.lanes * self.lane_bytes_gradient
 
 
 def route(problem: Problem, requested: str | None, origin: str, backends: Mapping[str, AbstractBackend]) -> Route:
@@ -41,7 +55,7 @@ def route(problem: Problem, requested: str | None, origin: str, backends: Mappin
     | no                     |           |                        | the highest rank that can, then by name |
     | yes                    | no        |                        | none: ValueError                        |
     | yes                    | yes       | yes                    | that one                                |
-    | yes                    | yes       | no                     | Diffrax's own loop                      |
+    | yes                    | yes       | no                     | the highest rank that can, then by name |
 
     A backend can run a problem if it runs on the platform, has no reason against the problem, and,
     should it have kernels of its own, the problem has no obstacle for kernels in general.
@@ -63,9 +77,8 @@ def route(problem: Problem, requested: str | None, origin: str, backends: Mappin
     ranked = sorted(backends.values(), key=lambda backend: (-backend.rank, backend.name))
     against = {backend.name: _reasons_against(backend, problem) for backend in ranked}
     able = [backend for backend in ranked if not against[backend.name]]
-    if requested is not None and against[requested]:
-        able = [backend for backend in able if backend.kernels is None]
-    elif requested is not None:
+    refused = requested is not None and bool(against[requested])
+    if requested is not None and not refused:
         able = [backends[requested]]
     if not able:
         raise ValueError(f"No backend can run this solve. {_listed(against)}")
@@ -74,7 +87,7 @@ def route(problem: Problem, requested: str | None, origin: str, backends: Mappin
         backend=taken.name,
         why=_why(taken, requested, origin, against),
         others=tuple(
-            (name, "; ".join(reasons) or _passed_over(backends[name], taken, requested, origin))
+            (name, "; ".join(reasons) or _passed_over(backends[name], taken, None if refused else requested, origin))
             for name, reasons in against.items()
             if name != taken.name
         ),
@@ -97,7 +110,7 @@ def _why(taken: AbstractBackend, requested: str | None, origin: str, against: Ma
     asked = as_written(requested, origin)
     if taken.name == requested:
         return f"asked for by {asked}"
-    return f"Diffrax's own loop, in place of {asked}. {_listed({requested: against[requested]})}"
+    return f"the highest rank that can run this solve, in place of {asked}. {_listed({requested: against[requested]})}"
 
 
 def _passed_over(other: AbstractBackend, taken: AbstractBackend, requested: str | None, origin: str) -> str:

@@ -48,24 +48,34 @@ def combine(weights: Sequence[float], values: Sequence[Any]) -> Any:
 
 
 def explicit_step(
-    tableau: Tableau, stage: Callable[[Any, Any], tuple[Any, Any]], interval: tuple[Any, Any], y0: Any, first: Any
+    tableau: Tableau,
+    field: Callable[[Any, Any], Any],
+    product: Callable[[Any], Any],
+    interval: tuple[Any, Any],
+    y0: Any,
+    first: Any,
 ) -> tuple[Any, Any, dict[str, Any], Any]:
     """One step over `interval = (t0, t1)`.
 
-    `stage(t, y)` is the field and its product with the step; `first` is that of the first stage if it is known.
+    `product(field(t, y))` is a stage: the field times the step; `first` is the field at the first one if it is known.
     Returns the solution at `t1`, the error estimate, the dense values (`y0`, `y1`, `k` with stages in front), and the
     field at the last stage.
     """
     t0, t1 = interval
     step = t1 - t0
     plus = lambda a, b: a if b is None else jax.tree.map(jnp.add, a, b)  # noqa: E731
+    # What is stored XLA does not compute again in each loop that reads it.
+    stored = jax.lax.optimization_barrier
     ks: list[Any] = []
-    y, last = y0, None
+    y, last = y0, first
     for i, (weights, c) in enumerate(zip(tableau.a, tableau.c, strict=True)):
-        y = plus(y0, combine(weights, ks))
+        y = stored(plus(y0, combine(weights, ks)))
         t = t1 if c == 1 else t0 if c == 0 else t0 + c * step
-        # A stage is stored, so that XLA does not compute it again in each loop that reads it.
-        last, k = first if i == 0 and first is not None else jax.lax.optimization_barrier(stage(t, y))
+        if i == len(tableau.c) - 1:
+            last = stored(field(t, y))
+            k = product(last)
+        else:
+            k = product(first) if i == 0 and first is not None else stored(product(field(t, y)))
         ks.append(k)
     y1 = y if tableau.b is None else plus(y0, combine(tableau.b, ks))
     error = combine(tableau.error, ks)

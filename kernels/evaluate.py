@@ -3,12 +3,14 @@
 Array lanes: `jax.vmap` of the function. Scalar lanes: each element of an array is a value of its own, an array over
 lanes, and the function is its scalar program; what XLA makes of it is one fused loop over lanes. A loop handles a value
 as a tree of arrays and does not know which of the two it is.
+
+A value that is the same for all lanes, as times are where steps are constant, may be without their axes: it is shared.
 """
 
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,9 @@ import jax.numpy as jnp
 from gradsolve_backend.kernels import cuts
 from gradsolve_backend.kernels.forms import scalar_program
 from gradsolve_backend.kernels.lanes import Flags, over, spread, total
+from gradsolve_backend.kernels.products import arranged
 from gradsolve_backend.kernels.scalar import ScalarProgram
+from gradsolve_backend.kernels.shared import differing_outputs
 from gradsolve_backend.kernels.solve import At, Solve
 from gradsolve_backend.kernels.trace import LaneFunction
 
@@ -81,6 +85,32 @@ class AbstractLanes(abc.ABC):
         """A value that is zero."""
         return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shaped(self.scalar, lead, aval))
 
+    def shares(self, value: Any, aval: Any) -> bool:
+        """Whether a value has no axes of lanes; one that nothing reads is None."""
+        own = 0 if self.scalar else len(aval.shape)
+        leaves = jax.tree.leaves(value)
+        return bool(leaves) and leaves[0].ndim == own
+
+    def full(self, value: Any, aval: Any) -> Any:
+        """A value with the axes of lanes, also if all lanes share it."""
+        if not self.shares(value, aval):
+            return value
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, self.sizes + x.shape), value)
+
+    def differs(self, function: LaneFunction, arguments: Sequence[Any]) -> list[bool]:
+        """Which outputs of a lane function may differ from lane to lane."""
+        return differing_outputs(function, [any(levels) for levels in self.sources(function, arguments)])
+
+    def levels(self, columns: Sequence[Sequence[bool]]) -> Flags:
+        """Flags by level from those by input."""
+        return tuple(tuple(c[i] for c in columns) for i in range(len(self.sizes)))
+
+    def sources(self, function: LaneFunction, arguments: Sequence[Any]) -> list[tuple[bool, ...]]:
+        """For each input of a lane function, the levels that it has."""
+        own = lambda s, v: (not self.shares(arguments[s], v.aval),) * len(self.sizes)  # noqa: E731
+        pairs = zip(function.sources, function.invars, strict=True)
+        return [own(s, v) if s >= 0 else self.operand_flags(~s) for s, v in pairs]
+
     def shelter(self, kept: Any) -> "AbstractLanes":
         """The lanes, with derivatives taken at the values of those that kept their step only."""
         return self
@@ -90,8 +120,8 @@ class AbstractLanes(abc.ABC):
         return tuple(level[index] for level in self.flags)
 
     @abc.abstractmethod
-    def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
-        """A lane function on all lanes; its arguments have every level."""
+    def evaluate(self, function: LaneFunction, arguments: Sequence[Any], shared: Container[int] = ()) -> list[Any]:
+        """A lane function on all lanes. Its outputs have the axes of lanes, but for those that are to be `shared`."""
 
     @abc.abstractmethod
     def push(self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int) -> Callable:
@@ -122,7 +152,7 @@ class ArrayLanes(AbstractLanes):
 
     sheltered: Any = None
 
-    def _sheltered(self, arguments: Sequence[Any]) -> tuple["ArrayLanes", list[Any]]:
+    def _sheltered(self, function: LaneFunction, arguments: Sequence[Any]) -> tuple["ArrayLanes", list[Any]]:
         mask, count = self.sheltered, len(self.sizes)
         lane = jnp.unravel_index(jnp.argmax(mask.reshape(-1)), mask.shape)
 
@@ -133,21 +163,22 @@ class ArrayLanes(AbstractLanes):
             own = mask.reshape(mask.shape + (1,) * (full.ndim - count))
             return jnp.where(own, full, jax.lax.stop_gradient(full[lane]))
 
-        every = [True] * count
+        own = dict(zip(function.sources, self.sources(function, arguments), strict=True))
         flags = [self.operand_flags(i) for i in range(len(self.operands))]
         operands = [stand_in(x, f) for x, f in zip(self.operands, flags, strict=True)]
         levels = tuple(tuple(any(f) for f in flags) for _ in self.sizes)
         lanes = dataclasses.replace(self, operands=operands, flags=levels, sheltered=None)
-        return lanes, [stand_in(x, every) for x in arguments]
+        return lanes, [stand_in(x, own.get(i, ())) for i, x in enumerate(arguments)]
 
     def shelter(self, kept: Any) -> AbstractLanes:
         return dataclasses.replace(self, sheltered=kept)
 
-    def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
-        flags = tuple(tuple(s >= 0 or level[~s] for s in function.sources) for level in self.flags)
-        out = over(function.run, flags)(*function.inputs(arguments, self.operands))
-        has = [any(level) for level in flags]  # all of them, but for a function that reads no argument
-        return [spread(x, has, self.sizes) for x in out]
+    def evaluate(self, function: LaneFunction, arguments: Sequence[Any], shared: Container[int] = ()) -> list[Any]:
+        flags = self.levels(self.sources(function, arguments))
+        axes = [None if i in shared else 0 for i in range(len(function.outputs))]
+        out = over(function.run, flags, axes)(*function.inputs(arguments, self.operands))
+        has = [any(level) for level in flags]
+        return [x if i in shared else spread(x, has, self.sizes) for i, x in enumerate(out)]
 
     def _of(self, function: LaneFunction, arguments: Sequence[Any], at: At) -> tuple[Callable, tuple[Any, Any]]:
         def of(xs: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
@@ -158,7 +189,7 @@ class ArrayLanes(AbstractLanes):
                 ops[i] = x
             lanes = dataclasses.replace(self, operands=ops)
             if self.sheltered is not None:
-                lanes, args = lanes._sheltered(args)
+                lanes, args = lanes._sheltered(function, args)
             return lanes.evaluate(function, args)
 
         return of, ([arguments[i] for i in at.arguments], [self.operands[i] for i in at.operands])
@@ -172,7 +203,7 @@ class ArrayLanes(AbstractLanes):
     ) -> tuple[list[Any], Callable]:
         of, primals = self._of(function, arguments, at)
         out, pulled = jax.vjp(of, *primals)
-        return out, _columns(pulled, columns)
+        return out, _columns(arranged(pulled), columns)
 
     def operand_zeros(self, lead: Shape, index: int) -> Any:
         x = self.operands[index]
@@ -207,45 +238,45 @@ class ScalarLanes(AbstractLanes):
         return ScalarLanes(solve, sizes, flags, operands, elements, tables)
 
     def _inputs(self, program: ScalarProgram, function: LaneFunction, arguments: Sequence[Any]) -> tuple[list, list]:
-        """Inputs of a scalar program that come from a lane function's own, and which of its inputs each belongs to."""
-        inputs, origin = [], []
-        for i, s in enumerate(function.sources):
+        """Inputs of a scalar program that come from a lane function's own, and the levels that each has."""
+        inputs, levels = [], []
+        for i, (s, own) in enumerate(zip(function.sources, self.sources(function, arguments), strict=True)):
             value = arguments[s] if s >= 0 else self.tables[~s] if program.tables[i] else self.elements[~s]
-            leaves = value if isinstance(value, tuple) else (value,)
+            leaves = _leaves(value)
             inputs += leaves
-            origin += [s] * len(leaves)
-        return inputs, origin
+            levels += [own] * len(leaves)
+        return inputs, levels
 
-    def _run(self, program: ScalarProgram, inputs: Sequence[Any], flags: Flags) -> list[Any]:
+    def _run(
+        self, program: ScalarProgram, inputs: Sequence[Any], flags: Flags, shared: Container[int] = ()
+    ) -> list[Any]:
         closed = program.jaxpr
         sizes = (*[1] * (len(flags) - len(self.sizes)), *self.sizes)  # a column's axis is never missing
         stored = cuts.cuts(closed.jaxpr)
-        out = over(lambda *x: cuts.evaluate(closed.jaxpr, closed.consts, x, stored), flags)(*inputs)
+        axes = [None if i in shared else 0 for i, a in enumerate(program.out_avals) for _ in range(a.size)]
+        out = over(lambda *x: cuts.evaluate(closed.jaxpr, closed.consts, x, stored), flags, axes)(*inputs)
         has = [any(level) for level in flags]
-        spreadable = [spread(x, has, sizes) if not all(has) else x for x in out]
-        rest = iter(spreadable)
+        rest = iter(x if axis is None else spread(x, has, sizes) for axis, x in zip(axes, out, strict=True))
         take = lambda a: next(rest) if a.shape == () else tuple(next(rest) for _ in range(a.size))  # noqa: E731
         return [take(a) for a in program.out_avals]
 
-    def _flags(self, origin: Sequence[int]) -> Flags:
-        return tuple(tuple(s >= 0 or level[~s] for s in origin) for level in self.flags)
-
-    def evaluate(self, function: LaneFunction, arguments: Sequence[Any]) -> list[Any]:
+    def evaluate(self, function: LaneFunction, arguments: Sequence[Any], shared: Container[int] = ()) -> list[Any]:
         program = scalar_program(function)
-        inputs, origin = self._inputs(program, function, arguments)
-        return self._run(program, inputs, self._flags(origin))
+        inputs, levels = self._inputs(program, function, arguments)
+        return self._run(program, inputs, self.levels(levels), shared)
 
     def push(self, function: LaneFunction, arguments: Sequence[Any], at: At, columns: int) -> Callable:
         positions, roots = at.inputs(function)
         program = scalar_program(function, "push", positions)
-        inputs, origin = self._inputs(program, function, arguments)
+        inputs, levels = self._inputs(program, function, arguments)
+        every = [(True,) * len(self.sizes)] * len(at.arguments)
+        own = [*every, *(self.operand_flags(i) for i in at.operands)]
 
         def pushed(d_arguments: Sequence[Any], d_operands: Sequence[Any]) -> list[Any]:
             tangents = [*d_arguments, *d_operands]
             values = [_leaves(tangents[r]) for r in roots]
-            marks = [~at.operands[r - len(at.arguments)] if r >= len(at.arguments) else 0 for r in roots]
-            more = [m for m, v in zip(marks, values, strict=True) for _ in v]
-            flags = ((*[False] * len(inputs), *[True] * len(more)),) * columns + self._flags([*origin, *more])
+            more = [own[r] for r, v in zip(roots, values, strict=True) for _ in v]
+            flags = ((*[False] * len(inputs), *[True] * len(more)),) * columns + self.levels([*levels, *more])
             return self._run(program, [*inputs, *(x for v in values for x in v)], flags)
 
         return pushed
@@ -255,12 +286,13 @@ class ScalarLanes(AbstractLanes):
     ) -> tuple[list[Any], Callable]:
         positions, roots = at.inputs(function)
         program = scalar_program(function, "pull", positions)
-        inputs, origin = self._inputs(program, function, arguments)
+        inputs, levels = self._inputs(program, function, arguments)
+        every = (True,) * len(self.sizes)
 
         def pulled(cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             more = [x for c in cotangents for x in _leaves(c)]
             flags = ((*[False] * len(inputs), *[True] * len(more)),) * columns
-            flags += self._flags([*origin, *[0] * len(more)])
+            flags += self.levels([*levels, *[every] * len(more)])
             found = self._run(program, [*inputs, *more], flags)
             return self._gathered(found, roots, at)
 

@@ -1,7 +1,7 @@
 """Which form the lanes of a call take, and the scalar programs of its lane functions and of their derivatives.
 
 Scalar lanes are for small systems: one fused loop instead of many small arrays. XLA's compile time and code quality
-fall off with the length of a scalar program, so that the longest step that takes this form was measured.
+fall off with the length of a scalar program, so that the longest step that takes this form there was measured.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,9 +13,10 @@ from gradsolve_backend.kernels.scalar import NoScalarForm, ScalarProgram, scalar
 from gradsolve_backend.kernels.solve import Call, Solve
 from gradsolve_backend.kernels.trace import LaneFunction
 
-STEP_EQUATIONS = 600  # of a trial step
-PULL_EQUATIONS = 1500  # of the cotangent of an accepted step
-ELEMENTS = 512  # of all operands that are read element by element
+EQUATIONS = 60_000  # of any program
+STEP_EQUATIONS = 600  # of a trial step that XLA compiles
+PULL_EQUATIONS = 1500  # of the cotangent of an accepted step that XLA compiles
+ELEMENTS = 100_000  # of all operands
 
 
 def _push(function: LaneFunction, at: Sequence[int]) -> tuple[Callable, list[Any]]:
@@ -76,30 +77,25 @@ def scalar_program(function: LaneFunction, kind: str = "", at: tuple[int, ...] =
 def _built(function: LaneFunction, kind: str, at: tuple[int, ...]) -> ScalarProgram:
     own: list[Any] = [v.aval for v in function.invars]
     elements = sum(a.size for a in own)
-    if elements > 4 * ELEMENTS:
-        raise NoScalarForm(f"its inputs have {elements} elements; at most {4 * ELEMENTS} can be held one by one")
+    if elements > ELEMENTS:
+        raise NoScalarForm(f"its inputs have {elements} elements; at most {ELEMENTS} can be held one by one")
     run, more = DERIVATIVES[kind](function, at) if kind else (function.run, [])
     tables = [*(s < 0 for s in function.sources), *[False] * len(more)]
-    limit = PULL_EQUATIONS if kind else STEP_EQUATIONS
-    return scalarise(jax.make_jaxpr(run)(*own, *more), limit=limit, table_inputs=tables)
+    return scalarise(jax.make_jaxpr(run)(*own, *more), limit=EQUATIONS, table_inputs=tables)
 
 
-def _reason(programs: Iterable[tuple[LaneFunction, str, tuple[int, ...]]]) -> str:
-    try:
-        for function, kind, at in programs:
-            scalar_program(function, kind, at)
-    except NoScalarForm as error:
-        return str(error)
-    return ""
+def _forward(solve: Solve) -> list[LaneFunction]:
+    return [solve.advance, solve.live, *(f for o in solve.outputs for f in (o.due, o.sample) if f is not None)]
 
 
-def step_equations(solve: Solve) -> tuple[int | None, str]:
-    """Scalar equations of a trial step, or None and why a forward pass takes array lanes."""
-    functions = [solve.advance, solve.live, *(f for o in solve.outputs for f in (o.due, o.sample) if f is not None)]
+def step_programs(solve: Solve) -> tuple[list[ScalarProgram], str]:
+    """The scalar programs of a forward pass, that of a trial step first; or none and why it has no scalar form."""
     if solve.observed is not solve.advance:
-        return None, "a progress meter has no scalar form"
-    reason = _reason((f, "", ()) for f in functions)
-    return (None, reason) if reason else (scalar_program(solve.advance).equations, "")
+        return [], "a progress meter has no scalar form"
+    try:
+        return [scalar_program(f) for f in _forward(solve)], ""
+    except NoScalarForm as error:
+        return [], str(error)
 
 
 def _derived(call: Call, kind: str) -> Iterable[tuple[LaneFunction, str, tuple[int, ...]]]:
@@ -111,6 +107,18 @@ def _derived(call: Call, kind: str) -> Iterable[tuple[LaneFunction, str, tuple[i
             yield sample, kind, call.sample_at.inputs(sample)[0]
 
 
+def runs_scalar(solve: Solve) -> bool:
+    """Whether XLA runs a forward pass on scalar lanes."""
+    programs, _ = step_programs(solve)
+    return bool(programs) and all(p.equations <= STEP_EQUATIONS and not p.calls for p in programs)
+
+
 def takes_scalar(call: Call, kind: str) -> bool:
-    """Whether the forward pass and the derivative `kind` of a call take scalar lanes."""
-    return step_equations(call.solve)[0] is not None and not _reason(_derived(call, kind))
+    """Whether XLA runs the forward pass and the derivative `kind` of a call on scalar lanes."""
+    if not runs_scalar(call.solve):
+        return False
+    try:
+        found = [(scalar_program(f, kind, at), kind) for f, kind, at in _derived(call, kind)]
+    except NoScalarForm:
+        return False
+    return all(p.equations <= (PULL_EQUATIONS if kind else STEP_EQUATIONS) and not p.calls for p, kind in found)

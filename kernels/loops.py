@@ -37,11 +37,44 @@ class Step(NamedTuple):
     emitted: list[Any]
 
 
+def settled(lanes: AbstractLanes, carry: Sequence[Any]) -> list[Any]:
+    """The loop variables with axes of lanes where some step may give them any; if steps end at different times, all."""
+    solve, carry = lanes.solve, list(carry)
+    while True:
+        ends = lanes.differs(solve.live, carry)[0] or 0 in lanes.sizes
+        differs = [ends or d for d in lanes.differs(solve.advance, carry)[: solve.size]]
+        grown = [lanes.full(x, a) if d else x for x, a, d in zip(carry, solve.carry, differs, strict=True)]
+        if all(old is new for old, new in zip(carry, grown, strict=True)):
+            return carry
+        carry = grown
+
+
+def wanting(lanes: AbstractLanes, carry: Sequence[Any]) -> Any:
+    """The lanes that want a further step."""
+    return lanes.evaluate(lanes.solve.live, carry, shared(lanes.differs(lanes.solve.live, carry)))[0]
+
+
+def shared(differs: Sequence[bool]) -> list[int]:
+    """The outputs that do not differ."""
+    return [i for i, d in enumerate(differs) if not d]
+
+
 def start(lanes: AbstractLanes, carry: Sequence[Any]) -> Progress:
     """The loop variables before the first step."""
-    [alive] = lanes.evaluate(lanes.solve.live, carry)
-    zero = jnp.zeros(lanes.sizes, jnp.int32)
-    return Progress(jnp.int32(0), alive, list(carry), [(zero, zero) for _ in lanes.solve.outputs])
+    zeros = [jnp.zeros(() if s else lanes.sizes, jnp.int32) for s in shares_cursors(lanes, carry)]
+    return Progress(jnp.int32(0), wanting(lanes, carry), list(carry), [(zero, zero) for zero in zeros])
+
+
+def shares_kept(lanes: AbstractLanes, carry: Sequence[Any]) -> bool:
+    """Whether a step is kept by all lanes or by none."""
+    return not lanes.differs(lanes.solve.advance, carry)[lanes.solve.size]
+
+
+def shares_cursors(lanes: AbstractLanes, carry: Sequence[Any]) -> list[bool]:
+    """For each output, whether all lanes have saved the same number of values at any time."""
+    solve, zero = lanes.solve, jnp.int32(0)
+    step = shares_kept(lanes, carry) and lanes.shares(carry[solve.accepted], solve.carry[solve.accepted])
+    return [step and (o.due is None or not any(lanes.differs(o.due, [zero, *carry]))) for o in solve.outputs]
 
 
 def going(solve: Solve, p: Progress) -> Any:
@@ -85,7 +118,7 @@ def sample_times(lanes: AbstractLanes, number: int, before: Progress, kept: Any,
     assert due is not None
 
     def is_due(k: Any) -> Any:
-        return kept & lanes.evaluate(due, [k, *before.carry])[0]
+        return kept & lanes.evaluate(due, [k, *before.carry], () if k.ndim else (0,))[0]
 
     def body(s: Any) -> Any:
         more, k, slot, state = s
@@ -103,6 +136,11 @@ def wanted(o: Output, kept: Any, accepted: Any) -> Any:
     return kept if o.every == 1 else kept & (accepted % o.every == 0)
 
 
+def lacking(values: Any, slot: Any) -> int:
+    """How many leading axes of saved values a slot does not have: those of columns, those of lanes that share it."""
+    return values.columns + len(values.lanes.sizes) - slot.ndim
+
+
 def save(values: Any, saved: Sequence[Any] | None) -> tuple[list[Any], list[Any] | None]:
     """Cursors and buffers after a step; without buffers the cursors only."""
     lanes, before, step = values.lanes, values.before, values.step
@@ -111,7 +149,7 @@ def save(values: Any, saved: Sequence[Any] | None) -> tuple[list[Any], list[Any]
         cursor, buffer = before.cursors[i], None if saved is None else saved[i]
 
         def visit(k: Any, slot: Any, buffer: Any, i: int = i) -> Any:
-            return None if buffer is None else put(buffer, slot, values.sampled(i, k), values.columns)
+            return None if buffer is None else put(buffer, slot, values.sampled(i, k), lacking(values, slot))
 
         if o.sample is not None:
             cursor, buffer = sample_times(lanes, i, before, step.kept, visit, buffer)
@@ -119,7 +157,7 @@ def save(values: Any, saved: Sequence[Any] | None) -> tuple[list[Any], list[Any]
             k, slot = cursor
             hit = wanted(o, step.kept, step.accepted)
             if buffer is not None:
-                buffer = put(buffer, jnp.where(hit, slot, o.slots), values.emitted(i), values.columns)
+                buffer = put(buffer, jnp.where(hit, slot, o.slots), values.emitted(i), lacking(values, slot))
             cursor = (k, slot + hit.astype(slot.dtype))
         cursors.append(cursor)
         out.append(buffer)
@@ -129,13 +167,13 @@ def save(values: Any, saved: Sequence[Any] | None) -> tuple[list[Any], list[Any]
 def move(lanes: AbstractLanes, p: Progress, function: LaneFunction) -> tuple[Progress, Step]:
     """One trial step of all lanes, those that have ended left as they are; cursors are not moved."""
     solve = lanes.solve
-    out = lanes.evaluate(function, p.carry)
+    own = [not lanes.shares(x, a) for x, a in zip(p.carry, solve.carry, strict=True)]
+    out = lanes.evaluate(function, p.carry, shared([*own, not shares_kept(lanes, p.carry)]))
     after, kept, rest = out[: solve.size], out[solve.size], out[solve.size + 1 :]
     accepted, dense, emitted = after[solve.accepted], rest[: solve.dense], rest[solve.dense :]
     step = Step(kept & p.alive, p.alive, after[solve.time], accepted, dense, emitted)
-    carry = select(p.alive, after, p.carry) if lanes.sizes else after
-    [alive] = lanes.evaluate(solve.live, carry)
-    return Progress(p.n + 1, alive, carry, p.cursors), step
+    carry = select(p.alive, after, p.carry) if p.alive.ndim else after
+    return Progress(p.n + 1, wanting(lanes, carry), carry, p.cursors), step
 
 
 def advance(lanes: AbstractLanes, p: Progress, saved: Any, function: LaneFunction) -> tuple[Progress, Any, Step]:
@@ -145,29 +183,60 @@ def advance(lanes: AbstractLanes, p: Progress, saved: Any, function: LaneFunctio
     return after._replace(cursors=cursors), saved, step
 
 
-def make_row(call: Call, p: Progress, step: Step) -> list[Any]:
-    """What a replay of this step reads: loop variables before it, cursors, whether it was kept, its end."""
+class Row(NamedTuple):
+    """What a replay of one step reads. Values that this call's replay has no use for are None."""
+
+    held: list[Any]  # the loop variables `Call.row` before the step
+    cursors: list[Any]
+    kept: Any
+    alive: Any  # before the step
+    t_after: Any
+    accepted: Any  # accepted steps after it
+
+
+def make_row(call: Call, lanes: AbstractLanes, p: Progress, step: Step) -> Row:
+    """The row of a step from `p`; in it lanes share nothing."""
     held = [p.carry[i] for i in call.row]
-    marks = [step.kept, p.alive] if call.moving else [step.kept]
-    return [*held, *jax.tree.leaves(p.cursors), *marks, step.t_after, step.accepted]
+    row = Row(held, p.cursors, step.kept, step.alive, step.t_after, step.accepted)
+    return jax.tree.map(lambda a, x: lanes.full(x, a), row_avals(call), read_only(call, row))
 
 
-def row_avals(call: Call) -> list[Any]:
+def row_avals(call: Call) -> Row:
     """One lane's row, as abstract values."""
     solve, mark = call.solve, jax.ShapeDtypeStruct((), jnp.bool_)
-    cursors = [jax.ShapeDtypeStruct((), jnp.int32)] * (2 * len(solve.outputs))
-    marks = [mark, mark] if call.moving else [mark]
-    return [*(solve.carry[i] for i in call.row), *cursors, *marks, solve.carry[solve.time], solve.carry[solve.accepted]]
+    k = jax.ShapeDtypeStruct((), jnp.int32)
+    held, cursors = [solve.carry[i] for i in call.row], [(k, k)] * len(solve.outputs)
+    return read_only(call, Row(held, cursors, mark, mark, solve.carry[solve.time], solve.carry[solve.accepted]))
 
 
-def reserve(lanes: AbstractLanes, count: int, avals: Sequence[Any]) -> list[Any]:
-    """`count` rows for every lane; each is written before it is read."""
-    return [lanes.zeros((count, *lanes.sizes), a) for a in avals]
+def read_only(call: Call, row: Row) -> Row:
+    """A row without what the call's replay does not read."""
+    solve = call.solve
+    alive = row.alive if call.moving else None
+    t_after = row.t_after if solve.size + 1 in call.replay.arguments else None
+    accepted = row.accepted if any(o.every > 1 for o in solve.outputs) else None
+    return row._replace(alive=alive, t_after=t_after, accepted=accepted)
 
 
-def write(rows: Sequence[Any], row: Sequence[Any], index: Any) -> list[Any]:
+def shared_in_row(call: Call, lanes: AbstractLanes, like: Progress) -> Row:
+    """Which values of a row the lanes share."""
+    solve = call.solve
+    carry = [lanes.shares(x, a) for x, a in zip(like.carry, solve.carry, strict=True)]
+    cursors = jax.tree.map(lambda x: x.ndim == 0, like.cursors)
+    alive = like.alive.ndim == 0
+    kept = alive and shares_kept(lanes, like.carry)
+    held = [carry[i] for i in call.row]
+    return read_only(call, Row(held, cursors, kept, alive, carry[solve.time], carry[solve.accepted]))
+
+
+def reserve(count: int, like: Any) -> Any:
+    """Room for `count` trees of such arrays; each is written before it is read."""
+    return jax.tree.map(lambda a: jnp.zeros((count, *a.shape), a.dtype), like)
+
+
+def write(rows: Any, row: Any, index: Any) -> Any:
     """Rows with one replaced."""
-    return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, index, 0), list(rows), list(row))
+    return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, index, 0), rows, row)
 
 
 def make_lanes(scalar: bool, solve: Solve, sizes: Shape, flags: Flags, operands: list[Any]) -> AbstractLanes:
@@ -181,9 +250,14 @@ def entered(call: Call, inputs: Sequence[Any]) -> tuple[AbstractLanes, list[Any]
     solve = call.solve
     flags = tuple(a[solve.size :] for a in call.axes)
     lanes = make_lanes(call.scalar, solve, call.sizes, flags, list(inputs[solve.size :]))
-    has = lambda i: [a[i] for a in call.axes]  # noqa: E731
-    carry = [spread(x, has(i), call.sizes) for i, x in enumerate(inputs[: solve.size])]
-    return lanes, [lanes.enter(x, a) for x, a in zip(carry, solve.carry, strict=True)]
+    return lanes, settled(lanes, enter(lanes, inputs[: solve.size], call.axes))
+
+
+def enter(lanes: AbstractLanes, carry: Sequence[Any], levels: Flags) -> list[Any]:
+    """Loop variables as values; one that has the axes of some levels gets those of all."""
+    has = lambda i: [level[i] for level in levels]  # noqa: E731
+    spreaded = [spread(x, has(i), lanes.sizes) if any(has(i)) else x for i, x in enumerate(carry)]
+    return [lanes.enter(x, a) for x, a in zip(spreaded, lanes.solve.carry, strict=True)]
 
 
 def forward(call: Call, *inputs: Any) -> list[Any]:
@@ -198,9 +272,10 @@ def forward(call: Call, *inputs: Any) -> list[Any]:
     def recording(s: Any) -> Any:
         p, saved, rows = s
         after, saved, step = advance(lanes, p, saved, solve.observed)
-        return after, saved, write(rows, make_row(call, p, step), p.n)  # beyond the end: to the last row
+        return after, saved, write(rows, make_row(call, lanes, p, step), p.n)  # beyond the end: to the last row
 
-    state = (p, saved, reserve(lanes, solve.segment, row_avals(call)))
+    rows = reserve(solve.segment, jax.tree.map(lambda a: shaped(call.scalar, call.sizes, a), row_avals(call)))
+    state = (p, saved, rows)
     p, saved, rows = jax.lax.while_loop(lambda s: going(solve, s[0]), recording, state)
     return [*_left(lanes, p, saved), p.n, *jax.tree.leaves(rows)]
 
@@ -208,8 +283,8 @@ def forward(call: Call, *inputs: Any) -> list[Any]:
 def _left(lanes: AbstractLanes, p: Progress, saved: Sequence[Any]) -> list[Any]:
     """The outputs of a forward pass as arrays."""
     solve, sizes = lanes.solve, lanes.sizes
-    carry = [lanes.leave(x, a, sizes) for x, a in zip(p.carry, solve.carry, strict=True)]
-    out = [*carry, *jax.tree.leaves(p.cursors)]
+    carry = [lanes.leave(lanes.full(x, a), a, sizes) for x, a in zip(p.carry, solve.carry, strict=True)]
+    out = [*carry, *(jnp.broadcast_to(x, sizes) for x in jax.tree.leaves(p.cursors))]
     for o, buffer in zip(solve.outputs, saved, strict=True):
         out += [lanes.leave(x, a, (*sizes, o.slots)) for x, a in zip(buffer, o.leaves, strict=True)]
     return out
@@ -220,9 +295,9 @@ def checkpoint_avals(solve: Solve) -> list[Any]:
     return [*solve.carry, *[jax.ShapeDtypeStruct((), jnp.int32)] * (2 * len(solve.outputs))]
 
 
-def row_shapes(call: Call) -> list[Any]:
-    """The rows of a record, as trees of abstract arrays."""
-    return [shaped(call.scalar, (call.solve.segment, *call.sizes), a) for a in row_avals(call)]
+def row_shapes(call: Call) -> Row:
+    """The rows of a record, as a tree of abstract arrays."""
+    return jax.tree.map(lambda a: shaped(call.scalar, (call.solve.segment, *call.sizes), a), row_avals(call))
 
 
 def outcome(call: Call) -> list[Any]:
@@ -233,9 +308,10 @@ def outcome(call: Call) -> list[Any]:
     return [jax.ShapeDtypeStruct(sizes + a.shape, a.dtype) for a in one]
 
 
-def record_outcome(call: Call) -> list[Any]:
-    """Abstract values of a record: the number of steps, then arrays whose lane axes are behind the first."""
-    return [jax.ShapeDtypeStruct((), jnp.int32), *jax.tree.leaves(row_shapes(call))] if call.record else []
+def record_outcome(call: Call) -> list[tuple[Any, int | None]]:
+    """The arrays of a record, and how many axes precede their levels: the number of steps, which has none, rows."""
+    rows = jax.tree.leaves(row_shapes(call))
+    return [(jax.ShapeDtypeStruct((), jnp.int32), None), *((row, 1) for row in rows)]
 
 
 def _bytes(avals: Sequence[Any]) -> int:
@@ -251,4 +327,4 @@ def lane_bytes(solve: Solve) -> tuple[int, int]:
     carry = _bytes(checkpoint_avals(solve))
     still = [i for i, a in enumerate(solve.operands) if inexact(a) and not reached_carry(solve, (i,)) - solve.covered]
     call = Call(solve, None, None, carry=tuple(sorted(solve.covered)), operands=tuple(still))
-    return carry, solve.segment * _bytes(row_avals(call)) + solve.checkpoints * carry
+    return carry, solve.segment * _bytes(jax.tree.leaves(row_avals(call))) + solve.checkpoints * carry

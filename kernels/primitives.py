@@ -16,11 +16,12 @@ from jax.interpreters import ad, batching, mlir
 from gradsolve_backend.kernels.compat import ShapedArray
 from gradsolve_backend.kernels.forms import takes_scalar
 from gradsolve_backend.kernels.lanes import varying
-from gradsolve_backend.kernels.loops import checkpoint_avals, outcome, record_outcome
+from gradsolve_backend.kernels.loops import checkpoint_avals, outcome
 from gradsolve_backend.kernels.replay import primal_count
 from gradsolve_backend.kernels.second import aligned, derivative, fast, record_axes, slow
 from gradsolve_backend.kernels.solve import Call
 from gradsolve_backend.kernels.trace import inexact
+from gradsolve_backend.kernels.xla import KERNELS as XLA
 
 
 def _like(avals: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
@@ -85,7 +86,7 @@ def cotangent_outputs(call: Call) -> list[Any]:
 forward_p = _primitive(
     "gradsolve_forward",
     lambda call, *x: call.kernels.forward(call, *x),
-    lambda call: outcome(call) + record_outcome(call),
+    lambda call: [*outcome(call), *(a for a, _ in call.recorded)],
 )
 tangent_p = _primitive(
     "gradsolve_tangent",
@@ -115,7 +116,11 @@ def _linearised(call: Call, perturbed: Sequence[int]) -> Call:
     operands = tuple(i - size for i in perturbed if i >= size)
     if call.record and set(carry) <= set(call.carry) and set(operands) <= set(call.operands):
         return call
-    linear = call.replace(carry=carry, operands=operands, record=call.solve.max_steps is not None)
+    linear = call.replace(carry=carry, operands=operands, record=call.kernels.records(call.solve))
+    reason = call.kernels.against(linear)
+    if reason:
+        route = call.route.derivative("xla", reason)
+        linear = linear.replace(kernels=XLA, route=route, record=XLA.records(call.solve))
     return linear.replace(scalar=takes_scalar(linear, "pull")) if linear.record else linear
 
 
@@ -134,7 +139,7 @@ def _forward_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call,
         *varying(_instantiated([tangents[i] for i in inputs])),
         call=linear.replace(axes=axes, keep=keep),
     )
-    out = out[: count + len(record_outcome(call))]
+    out = out[: count + len(call.recorded)]
     result = [_zero(x) for x in out]
     for i, d in zip(_pushed_positions(linear), pushed, strict=True):
         result[i] = d
@@ -245,8 +250,8 @@ def _fold(
 
 
 def _record_offsets(call: Call) -> list[int]:
-    """Where the lane axes of a record's arrays are; -1: the number of steps has none."""
-    return [-1, *[1] * (len(record_outcome(call)) - 1)] if call.record else []
+    """Where the axes of levels are in a record's arrays; -1: the number of steps has none."""
+    return [-1 if offset is None else offset for _, offset in call.recorded]
 
 
 def _forward_batch(inputs: Sequence[Any], dims: Sequence[Any], *, call: Call, **_: Any) -> tuple[list, list]:

@@ -18,18 +18,20 @@ from gradsolve_backend.kernels.forms import takes_scalar
 from gradsolve_backend.kernels.lanes import column, reorder, select, spread, take, total, widened
 from gradsolve_backend.kernels.loops import (
     Progress,
+    Row,
     Step,
     advance,
-    checkpoint_avals,
+    enter,
     going,
     make_lanes,
     make_row,
     move,
-    record_outcome,
     reserve,
     row_shapes,
     sample_times,
     save,
+    settled,
+    shared_in_row,
     start,
     wanted,
     write,
@@ -93,19 +95,19 @@ def _lanes(layout: Layout, inputs: Sequence[Any], wanted: Sequence[Sequence[bool
     return make_lanes(scalar, solve, sizes, levels, operands)
 
 
-def sheltering(call: Call, lanes: AbstractLanes) -> bool:
+def sheltering(call: Call, lanes: AbstractLanes, step: Step) -> bool:
     """Whether lanes without a step stand in for others. With moving times those that rejected it have a part in it."""
-    return lanes.solve.implicit and bool(lanes.sizes) and not call.moving
+    return lanes.solve.implicit and step.kept.ndim > 0 and not call.moving
 
 
 def sheltered(call: Call, lanes: AbstractLanes, step: Step) -> AbstractLanes:
     """The lanes in which a step is differentiated."""
-    return lanes.shelter(step.kept) if sheltering(call, lanes) else lanes
+    return lanes.shelter(step.kept) if sheltering(call, lanes, step) else lanes
 
 
 def primal_count(call: Call) -> int:
     """Number of primal inputs of the linear maps: loop variables, operands, record."""
-    return call.solve.size + len(call.solve.operands) + len(record_outcome(call))
+    return call.solve.size + len(call.solve.operands) + len(call.recorded)
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,8 @@ def tangent(call: Call, *inputs: Any) -> list[Any]:
         out = push(d, operands)
         cursors, saved = save(TangentValues(lanes, p, step, columns, call, (d, out), operands), saved)
         moved = out[: len(call.reached)]
-        d = select(p.alive if call.moving else step.kept, moved, d, columns) if lanes.sizes else moved
+        mask = p.alive if call.moving else step.kept
+        d = select(mask, moved, d, columns) if mask.ndim else moved
         return after._replace(cursors=cursors), d, saved
 
     p = start(lanes, _carry(layout, lanes, inputs))
@@ -169,11 +172,12 @@ def tangent(call: Call, *inputs: Any) -> list[Any]:
 
 
 def _carry(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) -> list[Any]:
-    """The loop variables before the first step, with every own level."""
-    solve = lanes.solve
-    has = lambda i: [layout.call.axes[level][i] for level in layout.own]  # noqa: E731
-    carry = [spread(x, has(i), lanes.sizes) for i, x in enumerate(inputs[: solve.size])]
-    return [lanes.enter(x, a) for x, a in zip(carry, solve.carry, strict=True)]
+    """The loop variables before the first step; lanes share none that the derivative reaches."""
+    solve, call = lanes.solve, layout.call
+    carry = enter(lanes, inputs[: solve.size], tuple(call.axes[level] for level in layout.own))
+    for i in call.reached:
+        carry[i] = lanes.full(carry[i], solve.carry[i])
+    return settled(lanes, carry)
 
 
 def _tangents_in(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -196,30 +200,29 @@ def _tangents_in(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) ->
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of a record, as the reverse sweep reads it."""
+class Replayed:
+    """One step of a record, as the reverse sweep reads it."""
 
     arguments: list[Any]  # of a replay; loop variables that it does not read are None
     before: Progress
     step: Step
 
 
-def _read(call: Call, lanes: AbstractLanes, rows: Sequence[Any], index: Any) -> Row:
-    """The row at `index` of all lanes."""
+def _read(call: Call, lanes: AbstractLanes, rows: Row, index: Any, like: Progress) -> Replayed:
+    """The step at `index` of all lanes, which share the values that they share in `like`."""
     solve = call.solve
-    row = jax.tree.map(lambda r: jax.lax.dynamic_index_in_dim(r, index, 0, False), list(rows))
-    held, rest = row[: len(call.row)], row[len(call.row) :]
+    row = jax.tree.map(lambda r: jax.lax.dynamic_index_in_dim(r, index, 0, False), rows)
+    first = lambda x: x[(0,) * len(lanes.sizes)]  # noqa: E731
+    row = jax.tree.map(lambda s, x: jax.tree.map(first, x) if s else x, shared_in_row(call, lanes, like), row)
     carry: list[Any] = [None] * solve.size
-    for i, x in zip(call.row, held, strict=True):
+    for i, x in zip(call.row, row.held, strict=True):
         carry[i] = x
     for i in call.reached:
         if carry[i] is None:  # nothing reads its value, but its cotangent is asked for
             carry[i] = lanes.zeros(lanes.sizes, solve.carry[i])
-    count = 2 * len(solve.outputs)
-    cursors = list(zip(rest[0:count:2], rest[1:count:2], strict=True))
-    kept, alive, t_after, accepted = rest[count], rest[-3], rest[-2], rest[-1]
-    before = Progress(index, alive, carry, cursors)
-    return Row([*carry, kept, t_after], before, Step(kept, alive, t_after, accepted, [], []))
+    before = Progress(index, row.alive, carry, row.cursors)
+    step = Step(row.kept, row.alive, row.t_after, row.accepted, [], [])
+    return Replayed([*carry, row.kept, row.t_after], before, step)
 
 
 class Sums(NamedTuple):
@@ -238,7 +241,9 @@ def _added(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
     return [_plus(x, y) for x, y in zip(a, b, strict=True)]
 
 
-def _sampled_back(call: Call, lanes: AbstractLanes, row: Row, number: int, dense: Sequence[Any], state: Any) -> Any:
+def _sampled_back(
+    call: Call, lanes: AbstractLanes, row: Replayed, number: int, dense: Sequence[Any], state: Any
+) -> Any:
     """`cursor, sums` with the cotangents of an output's values at the requested times of a step."""
     buffer, columns, sums = state
     sample = call.samples[number]
@@ -246,14 +251,14 @@ def _sampled_back(call: Call, lanes: AbstractLanes, row: Row, number: int, dense
 
     def visit(k: Any, slot: Any, sums: Sums) -> Sums:
         _, pull = lanes.pull(sample, [k, *row.before.carry, *dense], call.sample_at, columns)
-        arguments, operands = pull(take(buffer, slot, columns))
+        arguments, operands = pull(take(buffer, slot, columns + len(lanes.sizes) - slot.ndim))
         return Sums(_added(sums.arguments, arguments), _added(sums.operands, operands))
 
     return sample_times(lanes, number, row.before, row.step.kept, visit, sums)
 
 
 def _outputs_back(
-    call: Call, lanes: AbstractLanes, row: Row, dense: Sequence[Any], state: Any
+    call: Call, lanes: AbstractLanes, row: Replayed, dense: Sequence[Any], state: Any
 ) -> tuple[Sums, list[Any]]:
     """Cotangents that the outputs of one step give: to a sample's arguments, to operands, to emitted values."""
     saved, columns, sums = state
@@ -264,11 +269,11 @@ def _outputs_back(
             (_, slot), sums = _sampled_back(call, lanes, row, i, dense, (buffer, columns, sums))
         if o.every:
             hit = wanted(o, row.step.kept, row.step.accepted)
-            emitted += take(buffer, jnp.where(hit, slot, o.slots), columns)
+            emitted += take(buffer, jnp.where(hit, slot, o.slots), columns + len(lanes.sizes) - slot.ndim)
     return sums, emitted
 
 
-def _step_back(call: Call, lanes: AbstractLanes, row: Row, sizes: tuple[int, ...], state: Any) -> Any:
+def _step_back(call: Call, lanes: AbstractLanes, row: Replayed, sizes: tuple[int, ...], state: Any) -> Any:
     """Cotangents before one step from those after it: of the reached loop variables, of the operands."""
     ct, operands, saved = state
     solve, columns, count = call.solve, len(sizes), len(call.reached)
@@ -282,14 +287,15 @@ def _step_back(call: Call, lanes: AbstractLanes, row: Row, sizes: tuple[int, ...
     sums = Sums(zeros, [lanes.operand_zeros(sizes, i) if sampled else None for i in call.operands])
     sums, emitted = _outputs_back(call, lanes, row, dense, (saved, columns, sums))
     given = ct
-    if sheltering(call, lanes):  # what a lane that stands in for another gives to shared operands is nothing
+    shelter = sheltering(call, lanes, row.step)
+    if shelter:  # what a lane that stands in for another gives to shared operands is nothing
         given = select(row.step.kept, ct, jax.tree.map(jnp.zeros_like, ct), columns)
     back, more = pull([*given, *sums.arguments[count:], *emitted])
     before = sums.arguments[:count]
     back = _added(before, back) if sampled else [z if b is None else b for z, b in zip(before, back, strict=True)]
-    if call.moving and lanes.sizes:
+    if call.moving and row.step.alive.ndim:
         back = select(row.step.alive, back, ct, columns)
-    elif sheltering(call, lanes):
+    elif shelter:
         back = select(row.step.kept, back, ct, columns)
     return back, _added(_added(operands, more), sums.operands)
 
@@ -305,12 +311,12 @@ class Sweep(NamedTuple):
     ahead: Any
     at: Progress
     marks: list[Any]
-    rows: list[Any]
+    rows: Row
     ct: list[Any]
     sums: list[Any]
 
 
-def _recorded(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) -> tuple[Progress, list[Any]]:
+def _recorded(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) -> tuple[Progress, Row]:
     """Where a sweep starts, and the rows of the record: at the end if they are all of the solve, else at the start."""
     call = layout.call
     first = call.solve.size + len(call.solve.operands)
@@ -322,13 +328,13 @@ def _recorded(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) -> tu
     return p, jax.tree.unflatten(jax.tree.structure(row_shapes(call)), arrays)
 
 
-def _segment(call: Call, lanes: AbstractLanes, p: Progress, rows: list[Any]) -> tuple[Progress, list[Any]]:
+def _segment(call: Call, lanes: AbstractLanes, p: Progress, rows: Row) -> tuple[Progress, Row]:
     """Up to one segment of steps, each leaving its row."""
 
     def body(s: Any) -> Any:
         j, p, rows = s
         after, _, step = advance(lanes, p, None, call.solve.advance)
-        return j + 1, after, write(rows, make_row(call, p, step), j)
+        return j + 1, after, write(rows, make_row(call, lanes, p, step), j)
 
     more = lambda s: going(call.solve, s[1]) & (s[0] < call.solve.segment)  # noqa: E731
     return jax.lax.while_loop(more, body, (jnp.int32(0), p, rows))[1:]
@@ -355,12 +361,12 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
     sizes = layout.sizes(layout.columns)
     ct, saved = _cotangents_in(layout, lanes, inputs)
     at, rows = _recorded(layout, lanes, inputs)
-    marks = reserve(lanes, solve.checkpoints, checkpoint_avals(solve))
+    marks = reserve(solve.checkpoints, [*at.carry, *jax.tree.leaves(at.cursors)])
     sums = [lanes.operand_zeros(sizes, i) for i in call.operands]
 
     def back(s: Any) -> Any:
         j, rows, ct, sums = s
-        row = _read(call, lanes, rows, j - 1)
+        row = _read(call, lanes, rows, j - 1, at)
         return j - 1, rows, *_step_back(call, lanes, row, sizes, (ct, sums, saved))
 
     def body(s: Sweep) -> Sweep:

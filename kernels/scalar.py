@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, primitives  # pyright: ignore[reportPrivateImportUsage]
+from jax.extend.core import ClosedJaxpr, Literal, Primitive, primitives  # pyright: ignore[reportPrivateImportUsage]
 from jax.interpreters import partial_eval
 
 from gradsolve_backend.kernels import scalar_index, scalar_rules
 from gradsolve_backend.kernels.scalar_graph import (
+    LOOK_UP,
+    RESULT,
     Atom,
     Cell,
     Graph,
@@ -28,6 +30,12 @@ from gradsolve_backend.kernels.scalar_graph import (
 __all__ = ["NoScalarForm", "ScalarProgram", "scalarise"]
 
 UNROLL_LIMIT = 64  # iterations of a loop
+_MOVES = frozenset(
+    """broadcast_in_dim reshape squeeze slice transpose concatenate rev pad copy stop_gradient iota split expand_dims
+    convert_element_type""".split()
+)
+SHARED = "gradsolve_shared"  # name of functions that are worth one copy, however often they are called
+SHARED_EQUATIONS = 300  # a shorter one is written out at each call
 _DEAD_SHARE = 8  # equations made while building, per equation allowed in the end
 
 
@@ -43,13 +51,15 @@ class ScalarProgram:
 
     - `jaxpr`: no calls, no control flow; all inputs and outputs rank 0, but for tables.
     - `tables`: per original input, whether it is passed whole as a rank-1 array (or else element by element).
-    - `equations`: how many equations `jaxpr` has.
+    - `equations`: how many equations `jaxpr` has, and the programs that it calls, each counted once.
+    - `calls`: programs that it calls, by an equation `gradsolve_shared` with the parameter `program` each time.
     - `in_avals`, `out_avals`: shapes and dtypes of the original inputs and outputs.
     """
 
     jaxpr: ClosedJaxpr
     tables: tuple[bool, ...]
     equations: int
+    calls: tuple["ScalarProgram", ...]
     in_avals: tuple[jax.ShapeDtypeStruct, ...]
     out_avals: tuple[jax.ShapeDtypeStruct, ...]
 
@@ -88,6 +98,9 @@ def scalarise(closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence
 
     **Raises:** `NoScalarForm`, whose text names the primitive or size that stands in the way.
     """
+    about = scalar_equations(closed.jaxpr)
+    if about > 4 * limit:
+        raise NoScalarForm(f"the scalar program would have about {about} equations and the limit is {limit}")
     avals: list[Any] = [variable.aval for variable in closed.jaxpr.invars]
     for aval in avals:
         _check_dtype(aval.dtype)
@@ -98,11 +111,40 @@ def scalarise(closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence
     outputs = _evaluate(graph, jaxpr, closed.consts, inputs)
     results = [atom for value in outputs for atom in atoms(value).reshape(-1).tolist()]
     program, tables = _emit(graph, results, avals)
-    equations = len(program.jaxpr.eqns)
+    calls = tuple({e.params["program"]: None for e in program.jaxpr.eqns if e.primitive is shared_p})
+    equations = len(program.jaxpr.eqns) + sum(inner.equations for inner in calls)
     if equations > limit:
         raise NoScalarForm(f"the scalar program has {equations} equations and the limit is {limit}")
     structs = [tuple(_struct(v.aval) for v in vs) for vs in (closed.jaxpr.invars, closed.jaxpr.outvars)]
-    return ScalarProgram(program, tables, equations, *structs)
+    return ScalarProgram(program, tables, equations, calls, *structs)
+
+
+shared_p = Primitive(SHARED)
+shared_p.multiple_results = True
+shared_p.def_abstract_eval(lambda *_, program: [v.aval for v in program.jaxpr.jaxpr.outvars])
+
+
+def scalar_equations(jaxpr: Any, seen: set[Any] | None = None) -> int:
+    """About how many scalar equations a jaxpr on arrays is, without writing them; what is shared counts once."""
+    seen = set() if seen is None else seen
+    return sum(_equations(equation, seen) for equation in jaxpr.eqns)
+
+
+def _equations(equation: Any, seen: set[Any]) -> int:
+    inner = [getattr(j, "jaxpr", j) for j in jax.tree.leaves(dict(equation.params)) if hasattr(j, "eqns")]
+    if inner:
+        if SHARED in str(equation.params.get("name", "")):
+            inner = [j for j in inner if j not in seen]
+            seen.update(inner)
+        return equation.params.get("length", 1) * sum(scalar_equations(j, seen) for j in inner)
+    size = sum(_size(v.aval) for v in equation.outvars)
+    name = equation.primitive.name
+    if name == "dot_general":
+        (contracted, _), _ = equation.params["dimension_numbers"]
+        return 2 * size * int(np.prod([equation.invars[0].aval.shape[i] for i in contracted], dtype=int))
+    if name.startswith("reduce_"):
+        return _size(equation.invars[0].aval)
+    return 0 if name in _MOVES else size
 
 
 def _size(aval: Any) -> int:
@@ -166,7 +208,21 @@ def _evaluate_inner(graph: Graph, inner: Any, values: Sequence[Value]) -> list[V
 def _call(graph: Graph, equation: Any, *values: Value) -> list[Value]:
     params = equation.params
     inner = next(params[key] for key in ("call_jaxpr", "jaxpr", "fun_jaxpr", "call") if key in params)
-    return _evaluate_inner(graph, inner, values)
+    program = _shared(graph, inner) if SHARED in str(params.get("name", "")) else None
+    if program is None:
+        return _evaluate_inner(graph, inner, values)
+    operands = [atom for value in values for atom in atoms(value).reshape(-1).tolist()]
+    results = iter(graph.call_program(shared_p, program, tuple(operands)))
+    return [pack([next(results) for _ in range(_size(aval))], aval.shape, aval.dtype) for aval in program.out_avals]
+
+
+def _shared(graph: Graph, inner: Any) -> ScalarProgram | None:
+    """The program of a function that is called; None if it is short, or reads tables, which are not handed on."""
+    if inner not in graph.programs:
+        program = scalarise(inner, limit=graph.limit)
+        long = program.equations >= SHARED_EQUATIONS
+        graph.programs[inner] = program if long and not any(program.tables) else None
+    return graph.programs[inner]
 
 
 def _expand(graph: Graph, equation: Any, *values: Value) -> list[Value]:
@@ -262,7 +318,7 @@ def _live(results: Sequence[Atom]) -> list[Node]:
 
 def _emit(graph: Graph, results: Sequence[Atom], avals: Sequence[Any]) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
     nodes = _live(results)
-    used = {node.op.params["source"] for node in nodes if node.op.primitive is None}
+    used = {node.op.params["source"] for node in nodes if node.op.name == LOOK_UP}
     tables = tuple(k in used for k in range(len(avals)))
     structs = []
     for aval, whole in zip(avals, tables, strict=True):
@@ -288,7 +344,9 @@ def _trace(graph: Graph, nodes: Sequence[Node], results: Sequence[Atom], tables:
 
     for node in nodes:
         operands = [read(operand) for operand in node.operands]
-        if node.op.primitive is None:
+        if node.op.name == RESULT:
+            values[node] = operands[0][node.op.params["index"]]
+        elif node.op.primitive is None:
             values[node] = _look_up(given[node.op.params["source"]], *operands)
         else:
             values[node] = node.op.primitive.bind(*operands, **node.op.params)

@@ -17,7 +17,10 @@ class NoScalarForm(Exception):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Op:
-    """A primitive with its parameters. `primitive` is None for a look-up in the table `params["source"]`."""
+    """A primitive with its parameters.
+
+    `primitive` is None for a look-up in the table `params["source"]`, and for result `params["index"]` of a call.
+    """
 
     name: str
     primitive: Any
@@ -273,6 +276,7 @@ SIMPLIFY: dict[str, Callable[..., Atom | None]] = {
 
 # ---- the graph -------------------------------------------------------------------------------------
 
+LOOK_UP, RESULT = "look_up", "result"
 _TEMPLATES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "add": (jax.lax.add, (np.float32, np.float32)),
     "sub": (jax.lax.sub, (np.float32, np.float32)),
@@ -322,6 +326,7 @@ class Graph:
     may_be_table: Sequence[bool]
     limit: int
     tables: list[np.ndarray] = field(default_factory=list)
+    programs: dict[Any, Any] = field(default_factory=dict)  # of functions that are called, by their jaxpr
     _ops: dict[Any, Op] = field(default_factory=dict)
     _nodes: dict[Any, Node] = field(default_factory=dict)
 
@@ -373,7 +378,14 @@ class Graph:
 
     def look_up(self, source: int, index: Atom, dtype: np.dtype) -> Atom:
         """The element of a table at a traced index; `source` is an input, or `constant_table`."""
-        return self._node(self._shared_op("look_up", None, {"source": source}), (index,), dtype)
+        return self._node(self._shared_op(LOOK_UP, None, {"source": source}), (index,), dtype)
+
+    def call_program(self, primitive: Any, program: Any, operands: tuple[Atom, ...]) -> list[Atom]:
+        """The results of a program, whose own equations are no part of this graph."""
+        call = self._node(self._shared_op(primitive.name, primitive, {"program": program}), operands, np.dtype(bool))
+        avals = [v.aval for v in program.jaxpr.jaxpr.outvars]
+        ops = [self._shared_op(RESULT, None, {"index": k}) for k in range(len(avals))]
+        return [self._node(op, (call,), aval.dtype) for op, aval in zip(ops, avals, strict=True)]
 
     def constant_table(self, flat: np.ndarray) -> int:
         """Register a rank-1 constant as a table and return its source number."""

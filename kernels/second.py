@@ -20,19 +20,19 @@ from gradsolve_backend.kernels.loops import (
     going,
     move,
     outcome,
-    record_outcome,
     save,
     start,
     wanted,
 )
 from gradsolve_backend.kernels.solve import Call, Output
 from gradsolve_backend.kernels.trace import inexact
+from gradsolve_backend.kernels.xla import KERNELS as XLA
 
 
 def record_axes(call: Call, levels: Flags) -> Flags:
-    """For each level, the flags of the record's arrays: all arrays but the step count have those of trajectories."""
-    count, first = len(record_outcome(call)), call.solve.size + len(call.solve.operands)
-    return tuple((False, *[any(level[:first])] * (count - 1)) if count else () for level in levels)
+    """For each level, the flags of the record's arrays: those of trajectories, for arrays that have axes of levels."""
+    first = call.solve.size + len(call.solve.operands)
+    return tuple(tuple(offset is not None and any(level[:first]) for _, offset in call.recorded) for level in levels)
 
 
 def recorded(call: Call, inputs: Sequence[Any], axes: Flags) -> tuple[list[Any], Call]:
@@ -49,12 +49,12 @@ def fast(call: Call, kind: str, axes: Flags) -> Callable[..., list[Any]]:
 
     On array lanes: the rules that users gave their functions hold there.
     """
-    call = call.replace(record=True, scalar=False)
+    call = call.replace(kernels=XLA, record=True, scalar=False)
 
     def function(*inputs: Any) -> list[Any]:
         first = call.solve.size + len(call.solve.operands)
         record, full = recorded(call, inputs[:first], axes)
-        return getattr(call.kernels, kind)(full, *inputs[:first], *record, *inputs[first:])
+        return getattr(XLA, kind)(full, *inputs[:first], *record, *inputs[first:])
 
     return function
 

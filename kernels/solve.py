@@ -57,6 +57,9 @@ class Solve:
     operands: tuple[Any, ...]
     max_steps: int | None
     implicit: bool
+    routines: dict[Any, Any] = dataclasses.field(
+        default_factory=dict, init=False
+    )  # see `gradsolve_backend.kernels.routines`
 
     @property
     def size(self) -> int:
@@ -106,7 +109,8 @@ class Call:
     `axes[level][input]` says whether an input has the axis of a level (outermost first). `carry` and `operands` are
     the loop variables and operands that are perturbed. `keep[level][output]` of a linear map says whether the output
     has the level's axis or is the sum over it. `record` asks a forward pass for the rows that a reverse sweep needs.
-    `scalar`: the lanes of the forward pass and of its record are scalar programs.
+    `scalar`: the lanes of the forward pass and of its record are scalar programs. `memory`: bytes that the record of
+    one lane may have, for a backend that can choose.
     """
 
     solve: Solve
@@ -116,6 +120,7 @@ class Call:
     axes: tuple[tuple[bool, ...], ...] = ()
     record: bool = False
     scalar: bool = False
+    memory: int | None = None
     carry: tuple[int, ...] = ()
     operands: tuple[int, ...] = ()
     keep: tuple[tuple[bool, ...], ...] = ()
@@ -123,6 +128,11 @@ class Call:
     def replace(self, **changes: Any) -> "Call":
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+    @functools.cached_property
+    def recorded(self) -> list[tuple[Any, int | None]]:
+        """The arrays of the record of this call: each as an abstract value, and how many axes precede its levels."""
+        return self.kernels.record(self) if self.record else []
 
     @functools.cached_property
     def reached(self) -> tuple[int, ...]:

@@ -11,6 +11,22 @@ from gradsolve_backend.problem import Problem
 class XlaKernels:
     """Forward, tangent and cotangent sweeps as `jax.lax.while_loop`s over all lanes."""
 
+    def against(self, call: Any) -> str:
+        """What a derivative of a solve needs and this backend lacks: nothing."""
+        return ""
+
+    def records(self, solve: Any) -> bool:
+        """Whether it can keep a record: the number of steps must be known beforehand."""
+        return solve.max_steps is not None
+
+    def record(self, call: Any) -> list[tuple[Any, int | None]]:
+        """See `gradsolve_backend.kernels.loops.record_outcome`."""
+        return loops.record_outcome(call)
+
+    def lane_bytes(self, solve: Any, memory: int | None) -> tuple[int, int]:
+        """See `gradsolve_backend.kernels.loops.lane_bytes`."""
+        return loops.lane_bytes(solve)
+
     def forward(self, call: Any, *arrays: Any) -> list[Any]:
         """See `gradsolve_backend.kernels.loops.forward`."""
         return loops.forward(call, *arrays)

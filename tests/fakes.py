@@ -15,10 +15,9 @@ PROBLEM = Problem(
     dtypes=("float64",),
     equations=100,
     no_scalar_form="",
+    no_machine_code="",
     obstacles=(),
     max_steps=4096,
-    bytes_forward=24,
-    bytes_gradient=1000,
 )
 
 

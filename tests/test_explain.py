@@ -18,7 +18,7 @@ from gradsolve_backend.marker import gradsolve_route_p, mark
 from gradsolve_backend.plugins import backends
 from gradsolve_backend.route import route
 
-ROUTE = route(PROBLEM, "stock", "argument", named(STOCK))
+ROUTE = route(PROBLEM, "stock", "argument", named(STOCK)).holding(24, 1000)
 LANES_P = Primitive("solve_on_lanes")
 LANES_P.def_abstract_eval(lambda x, *, route, lanes: x)
 
@@ -78,7 +78,7 @@ class TestExplain:
     def test_lanes_and_bytes(self, lanes, number):
         (found,) = explain(jax.jit(lambda x: LANES_P.bind(x, route=ROUTE, lanes=lanes)), jnp.ones(3))
         assert found == dataclasses.replace(ROUTE, lanes=number)
-        assert found.bytes_gradient == number * PROBLEM.bytes_gradient
+        assert found.bytes_gradient == number * 1000
 
     def test_runs_nothing(self):
         ran = []
@@ -156,9 +156,11 @@ class TestSolves:
         assert {each.backend for each in found} == {"stock" if None in lanes else backends_by_rank()[0]}
         assert all(each.problem.solver == "Tsit5" and each.problem.dimension == 2 for each in found)
 
-    def test_bytes_grow_with_lanes(self):
-        (one,), (six,) = explain(end, BATCH[0], "xla"), explain(jax.vmap(lambda rate: end(rate, "xla")), BATCH)
+    @pytest.mark.parametrize("name", ["xla", "llvm"])
+    def test_bytes_grow_with_lanes(self, name):
+        (one,), (six,) = explain(end, BATCH[0], name), explain(jax.vmap(lambda rate: end(rate, name)), BATCH)
         assert one.bytes_gradient and six.bytes_gradient == 6 * one.bytes_gradient
+        assert one.bytes_forward and six.bytes_forward == 6 * one.bytes_forward
 
     def test_environment_is_read_at_each_trace(self, monkeypatch):
         for name in ("stock", "xla", "stock"):

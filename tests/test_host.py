@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.metadata
 import itertools
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from fakes import PROBLEM, STOCK, Fake, named
 
 import gradsolve_backend
-from gradsolve_backend.config import requested_backend
+from gradsolve_backend.config import requested_backend, requested_memory
 from gradsolve_backend.plugins import backends, collect, load, plugin_manager
 from gradsolve_backend.route import route
 
@@ -57,6 +58,29 @@ class TestRequest:
         assert requested_backend(argument) == wanted
 
 
+class TestMemory:
+    @pytest.mark.parametrize(
+        "argument, variable, wanted",
+        [(None, None, None), (None, " ", None), (None, "4096", 4096), (8192, None, 8192), (8192, "4096", 8192)],
+    )
+    def test_argument_before_variable_before_none(self, argument, variable, wanted, monkeypatch):
+        monkeypatch.delenv("GRADSOLVE_MEMORY", raising=False)
+        if variable is not None:
+            monkeypatch.setenv("GRADSOLVE_MEMORY", variable)
+        assert requested_memory(argument) == wanted
+
+    @pytest.mark.parametrize("asked", ["0", "-1", "1e6", "10 MB"])
+    def test_anything_but_a_number_of_bytes_is_refused(self, asked, monkeypatch):
+        monkeypatch.setenv("GRADSOLVE_MEMORY", asked)
+        with pytest.raises(ValueError, match=f"GRADSOLVE_MEMORY={asked}: a whole, positive number of bytes"):
+            requested_memory(None)
+
+    @pytest.mark.parametrize("asked", [0, -1, 1.5])
+    def test_an_argument_that_is_no_number_of_bytes_is_refused(self, asked):
+        with pytest.raises(ValueError, match=re.escape(f"GradSolveAdjoint(memory={asked})")):
+            requested_memory(asked)
+
+
 # Rows of the decision table in the docstring of `route`: asked for, backends, backend taken.
 TABLE = [
     (None, named(STOCK, SLOW, FAST), "fast"),
@@ -67,10 +91,11 @@ TABLE = [
     ("", named(STOCK, SLOW), ValueError),
     ("slow", named(STOCK, SLOW, FAST), "slow"),
     ("stock", named(STOCK, SLOW, FAST), "stock"),
-    ("cannot", named(STOCK, SLOW, FAST, CANNOT), "stock"),
-    ("gpu_only", named(STOCK, SLOW, FAST, GPU_ONLY), "stock"),
+    ("cannot", named(STOCK, SLOW, FAST, CANNOT), "fast"),
+    ("gpu_only", named(STOCK, SLOW, FAST, GPU_ONLY), "fast"),
+    ("cannot", named(STOCK, CANNOT), "stock"),
     (None, named(CANNOT), ValueError),
-    ("cannot", named(CANNOT, SLOW), ValueError),
+    ("cannot", named(CANNOT, GPU_ONLY), ValueError),
 ]
 
 
@@ -110,8 +135,9 @@ class TestRoute:
 
     def test_a_request_that_fails_is_not_silent(self):
         taken = route(PROBLEM, "cannot", "GRADSOLVE_BACKEND", named(STOCK, CANNOT, FAST))
-        assert taken.backend == "stock"
+        assert taken.backend == "fast"
         assert "GRADSOLVE_BACKEND=cannot" in taken.why and "primitive `sort` has no scalar form" in taken.why
+        assert dict(taken.others)["stock"] == "it could run this solve, but has rank 0, and fast has 20"
 
     def test_automatic_stock_says_why_not_more(self):
         assert "primitive `sort`" in route(PROBLEM, None, "automatic", named(STOCK, CANNOT)).why
@@ -129,10 +155,21 @@ class TestRoute:
         assert dict(taken.others)["cannot"] == CANNOT.reasons[0]
 
     def test_bytes_are_per_lane_times_lanes(self):
-        taken = route(PROBLEM, None, "automatic", named(FAST))
+        taken = route(PROBLEM, None, "automatic", named(FAST)).holding(24, 1000)
         assert (taken.lanes, taken.bytes_forward, taken.bytes_gradient) == (None, None, None)
         batch = dataclasses.replace(taken, lanes=64)
         assert (batch.bytes_forward, batch.bytes_gradient) == (64 * 24, 64 * 1000)
+
+    def test_a_derivative_by_another_backend_says_so(self):
+        offered = named(STOCK, SLOW, FAST, CANNOT)
+        chosen = route(PROBLEM, None, "automatic", offered).holding(24, 1000)
+        taken = chosen.derivative("slow", "primitive `sort` has no transpose")
+        assert taken.backend == "slow"
+        assert taken.why == "fast runs this solve, but not its derivative: primitive `sort` has no transpose"
+        reasons = dict(taken.others)
+        assert reasons.keys() == offered.keys() - {"slow"} and reasons["fast"] == taken.why
+        assert reasons["cannot"] == "primitive `sort` has no scalar form"
+        assert (taken.lane_bytes_forward, taken.lane_bytes_gradient) == (24, 1000)
 
 
 GOOD = """
@@ -197,7 +234,9 @@ class TestPlugins:
         found = {entry.name: entry.value for entry in entries}
         assert found["stock"] == "gradsolve_backend.adapters.stock"
         assert found["xla"] == "gradsolve_backend.kernels.xla"
-        assert {"stock", "xla"} <= backends().keys()
+        assert found["llvm"] == "gradsolve_backend.kernels.llvm"
+        ranks = {name: backend.rank for name, backend in backends().items()}
+        assert {"stock": 0, "xla": 10, "llvm": 20}.items() <= ranks.items()
         assert len(plugin_manager().get_plugins()) == len(entries)
 
     def test_backends_are_made_once(self):

@@ -16,14 +16,15 @@ import numpy as np
 import pluggy
 import pytest
 
-from gradsolve_backend import hookspecs
+from gradsolve_backend import AbstractBackend, hookspecs
+from gradsolve_backend.backend import Kernels
 
 ROOT = Path(__file__).parents[1]
 PLUGIN = ROOT / "tests" / "plugin"
 # Root folder, and its name inside the package.
 FOLDERS = {"gradsolve_backend": "", "adapters": "adapters/", "conformance": "conformance/", "kernels": "kernels/"}
 COMPAT = {ROOT / "kernels" / "compat.py", ROOT / "adapters" / "compat.py"}
-FOREIGN = {"jax", "jaxlib", "diffrax", "equinox", "lineax", "optimistix", "jaxtyping", "numpy", "pluggy"}
+FOREIGN = {"jax", "jaxlib", "diffrax", "equinox", "lineax", "optimistix", "jaxtyping", "llvmlite", "numpy", "pluggy"}
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 OFFLINE = ("--no-deps", "--no-build-isolation", "--no-index")
 
@@ -68,7 +69,8 @@ def test_source_distribution_holds_sources_tests_and_docs(checkout, tmp_path):
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as built:
         names = {name.partition("/")[2] for name in built.getnames()}
-    wanted = [*ALL_SOURCES, *sources("tests"), *ROOT.glob("docs/*.md"), PLUGIN / "pyproject.toml", ROOT / "LICENSE"]
+    wanted = [*ALL_SOURCES, *sources("tests"), *ROOT.glob("docs/*.md"), *ROOT.glob("kernels/*.ll")]
+    wanted += [PLUGIN / "pyproject.toml", ROOT / "LICENSE"]
     assert not {path.relative_to(ROOT).as_posix() for path in wanted} - names
 
 
@@ -83,8 +85,9 @@ class TestWheel:
 
     def test_holds_types_and_data(self, wheel):
         data = {f"gradsolve_backend/data/{path.name}" for path in (ROOT / "gradsolve_backend" / "data").iterdir()}
-        assert any(name.endswith(".csv") for name in data)
-        assert data | {"gradsolve_backend/py.typed"} <= set(wheel.root.namelist())
+        texts = {f"gradsolve_backend/kernels/{path.name}" for path in (ROOT / "kernels").glob("*.ll")}
+        assert any(name.endswith(".csv") for name in data) and texts
+        assert data | texts | {"gradsolve_backend/py.typed"} <= set(wheel.root.namelist())
 
     def test_holds_the_licence(self, wheel):
         (licence,) = (name for name in wheel.root.namelist() if name.endswith("/LICENSE"))
@@ -154,6 +157,10 @@ def hooks() -> list[str]:
     return [name for name in vars(manager.hook) if not name.startswith("_")]
 
 
+def methods(kind: type) -> list[str]:
+    return [name for name, value in vars(kind).items() if inspect.isfunction(value) and not name.startswith("_")]
+
+
 class TestDocs:
     TEXT = (ROOT / "docs" / "plugins.md").read_text()
 
@@ -165,6 +172,14 @@ class TestDocs:
     def test_each_hook_says_when_it_fires_and_what_none_means(self, hook):
         first = (inspect.getdoc(getattr(hookspecs, hook)) or "").splitlines()[0]
         assert first.startswith("Called ") and "None means" in first
+
+    @pytest.mark.parametrize("method", [*methods(AbstractBackend), *methods(Kernels)])
+    def test_each_method_has_a_row(self, method):
+        assert f"\n| `{method}(" in self.TEXT
+
+    @pytest.mark.parametrize("field", [*AbstractBackend.__annotations__, "kernels"])
+    def test_each_field_has_a_row(self, field):
+        assert f"\n| `{field}` " in self.TEXT
 
     @pytest.mark.parametrize("file", ["pyproject.toml", "src/gradsolve_example_plugin.py"])
     def test_the_plugin_shown_is_the_plugin_tested(self, file):
@@ -204,7 +219,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.smoke
 @pytest.mark.parametrize(
     "backend, scale",
-    [("stock", 1.0), ("xla", 1.0), ("example", 1.0), pytest.param("wrong", 1.001, id="wrong by 0.1 %")],
+    [("stock", 1.0), ("xla", 1.0), ("llvm", 1.0), ("example", 1.0), pytest.param("wrong", 1.001, id="wrong by 0.1 %")],
 )
 def test_one_program_runs_with_each_backend(site, backend, scale):
     """The program is the same; the environment selects. The solution is exp(-rate)."""

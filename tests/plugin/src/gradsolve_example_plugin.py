@@ -22,6 +22,18 @@ class ScaledKernels:
     inner: Any
     scale: float
 
+    def against(self, call: Any) -> str:
+        return self.inner.against(call)
+
+    def records(self, solve: Any) -> bool:
+        return self.inner.records(solve)
+
+    def record(self, call: Any) -> list[tuple[Any, int | None]]:
+        return self.inner.record(call)
+
+    def lane_bytes(self, solve: Any, memory: int | None) -> tuple[int, int]:
+        return self.inner.lane_bytes(solve, memory)
+
     def forward(self, call: Any, *arrays: Any) -> list[Any]:
         return self.inner.forward(call, *arrays)
 

@@ -1,0 +1,86 @@
+"""Where the places of a call lie in memory: in the frame of the worker that runs a block of lanes, or in a row.
+
+A slot holds the elements of a value one after the other, each as one vector over lanes. The frame begins with the state
+of the loop over steps, so that a checkpoint is a copy of its first bytes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gradsolve_backend.kernels.routines import Pieces, Place
+
+WORD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Byte offset of a value, dtype and number of its elements."""
+
+    offset: int
+    dtype: np.dtype
+    elements: int
+
+
+def rounded(size: int, unit: int = WORD) -> int:
+    """The next multiple of `unit`."""
+    return -(-size // unit) * unit
+
+
+def _sizes(pieces: Pieces, places: Iterable[Place]) -> list[tuple[Place, np.dtype, int]]:
+    """Places with dtype and number of elements; wide elements first, so that each is aligned."""
+    found = [(p, np.dtype(pieces.aval(p).dtype), int(np.prod(pieces.aval(p).shape, dtype=int))) for p in places]
+    return sorted(found, key=lambda item: -item[1].itemsize)
+
+
+def lane_bytes(pieces: Pieces, places: Iterable[Place]) -> int:
+    """Bytes that these places take per lane."""
+    return rounded(sum(dtype.itemsize * count for _, dtype, count in _sizes(pieces, places)))
+
+
+@dataclass(eq=False)
+class Layout:
+    """Slots of one kernel; the frame grows as places are asked for."""
+
+    pieces: Pieces
+    width: int
+    slots: dict[Place, Slot] = field(default_factory=dict)
+    frame_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.frame_bytes = self._place(self.pieces.state, 0)
+        self.state_bytes = lane_bytes(self.pieces, self.pieces.state) * self.width
+        self.frame_bytes = max(self.frame_bytes, self.state_bytes)
+        self._place(self.pieces.row, 0)
+        self.row_bytes = lane_bytes(self.pieces, self.pieces.row) * self.width
+
+    def _place(self, places: Iterable[Place], offset: int) -> int:
+        for place, dtype, count in _sizes(self.pieces, places):
+            self.slots[place] = Slot(offset, dtype, count)
+            offset += dtype.itemsize * count * self.width
+        return offset
+
+    def reserve(self, size: int) -> int:
+        """The offset of that many further bytes of the frame."""
+        offset = rounded(self.frame_bytes, 64)
+        self.frame_bytes = offset + size
+        return offset
+
+    def vectors(self, dtype: np.dtype, count: int) -> Slot:
+        """A slot of the frame that is no place: room for `count` vectors."""
+        return Slot(self.reserve(count * self.width * dtype.itemsize), dtype, count)
+
+    def strip(self, count: int) -> list[int]:
+        """Offsets of that many further vectors, of any dtype, side by side."""
+        start, size = self.reserve(count * self.width * WORD), self.width * WORD
+        return [start + i * size for i in range(count)]
+
+    def slot(self, place: Place) -> Slot:
+        """The slot of a place; one of the frame is made when it is first asked for."""
+        found = self.slots.get(place)
+        if found is None:
+            assert place[0] != "row", f"{place} is not part of the row"
+            [(_, dtype, count)] = _sizes(self.pieces, [place])
+            found = self.slots[place] = self.vectors(dtype, count)
+        return found

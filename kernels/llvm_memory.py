@@ -1,0 +1,138 @@
+"""Helpers that move values between arrays, whose rows are lanes, and slots, whose vectors are lanes.
+
+Each is one small function per element size, written once in a module. None reads or writes a row of a lane that is
+padding, nor a saved value beyond its buffer.
+"""
+
+from collections.abc import Callable
+
+from gradsolve_backend.kernels.llvm_flow import arithmetic, compare, counting, when
+from gradsolve_backend.kernels.llvm_ir import Body, Module, Target
+
+
+class Movers:
+    """Writes and calls the helpers of one module."""
+
+    def __init__(self, module: Module, target: Target) -> None:
+        self.module, self.target = module, target
+        self._written: set[str] = set()
+
+    def _call(self, body: Body, name: str, arguments: list[tuple[str, str]], write: Callable[[Body], None]) -> None:
+        if name not in self._written:
+            self._written.add(name)
+            formal = ", ".join(f"{kind} %{n}" for n, (kind, _) in enumerate(arguments))
+            inner = Body(self.module, self.target, f"internal void @{name}({formal})")
+            write(inner)
+            inner.line("ret void")
+            inner.close()
+        body.line(f"call void @{name}({', '.join(f'{kind} {value}' for kind, value in arguments)})")
+
+    def _element(self, body: Body, size: int, base: str, index: str) -> str:
+        return body.emit(f"getelementptr i{8 * size}, ptr {base}, i64 {index}")
+
+    def _copy(self, body: Body, size: int, source: str, target: str) -> None:
+        value = body.emit(f"load i{8 * size}, ptr {source}")
+        body.line(f"store i{8 * size} {value}, ptr {target}")
+
+    def _vector(self, body: Body, size: int, base: str, element: str, lane: str) -> str:
+        index = arithmetic(body, "add", arithmetic(body, "mul", element, self.target.width), lane)
+        return self._element(body, size, base, index)
+
+    def _lane(self, body: Body, base: str, lane: str, kind: str = "i64") -> str:
+        value = body.emit(f"load {kind}, ptr {body.emit(f'getelementptr {kind}, ptr {base}, i64 {lane}')}")
+        return value if kind == "i64" else body.emit(f"zext {kind} {value} to i64")
+
+    def enter(self, body: Body, size: int, array: str, rows: str, elements: int, slot: str) -> None:
+        """Read each lane's row, the one whose number is in the slot `rows`."""
+
+        def write(b: Body) -> None:
+            with counting(b, 0, self.target.width) as lane:
+                start = arithmetic(b, "mul", self._lane(b, "%1", lane), "%2")
+                with counting(b, 0, "%2") as e:
+                    source = self._element(b, size, "%0", arithmetic(b, "add", start, e))
+                    self._copy(b, size, source, self._vector(b, size, "%3", e, lane))
+
+        self._call(body, f"enter{size}", [("ptr", array), ("ptr", rows), ("i64", str(elements)), ("ptr", slot)], write)
+
+    def leave(self, body: Body, size: int, slot: str, array: str, elements: int, first: str, valid: str) -> None:
+        """Write the rows of the lanes that are no padding, from row number `first` on."""
+
+        def write(b: Body) -> None:
+            with counting(b, 0, "%4") as lane:
+                start = arithmetic(b, "mul", arithmetic(b, "add", "%3", lane), "%2")
+                with counting(b, 0, "%2") as e:
+                    target = self._element(b, size, "%1", arithmetic(b, "add", start, e))
+                    self._copy(b, size, self._vector(b, size, "%0", e, lane), target)
+
+        arguments = [("ptr", slot), ("ptr", array), ("i64", str(elements)), ("i64", first), ("i64", valid)]
+        self._call(body, f"leave{size}", arguments, write)
+
+    def scatter(
+        self, body: Body, size: int, slot: str, array: str, shape: tuple[int, int], at: tuple[str, ...]
+    ) -> None:
+        """Write each lane's value into its own slot of a buffer; `at`: slots, first row, number of rows."""
+
+        def write(b: Body) -> None:
+            with counting(b, 0, "%6") as lane:
+                place = self._lane(b, "%4", lane, "i32")
+                with when(b, compare(b, "ult", place, "%2")):
+                    row = arithmetic(b, "mul", arithmetic(b, "add", "%5", lane), "%2")
+                    start = arithmetic(b, "mul", arithmetic(b, "add", row, place), "%3")
+                    with counting(b, 0, "%3") as e:
+                        target = self._element(b, size, "%1", arithmetic(b, "add", start, e))
+                        self._copy(b, size, self._vector(b, size, "%0", e, lane), target)
+
+        slots, elements = shape
+        arguments = [("ptr", slot), ("ptr", array), ("i64", str(slots)), ("i64", str(elements))]
+        arguments += [("ptr", at[0]), ("i64", at[1]), ("i64", at[2])]
+        self._call(body, f"scatter{size}", arguments, write)
+
+    def gather(self, body: Body, size: int, array: str, slot: str, shape: tuple[int, int], at: tuple[str, ...]) -> None:
+        """Read each lane's value at its own slot of a buffer, zero beyond the end; `at`: slots, numbers of the rows."""
+
+        def write(b: Body) -> None:
+            with counting(b, 0, self.target.width) as lane:
+                place = self._lane(b, "%4", lane, "i32")
+                inside = compare(b, "ult", place, "%2")
+                row = arithmetic(b, "mul", self._lane(b, "%5", lane), "%2")
+                start = arithmetic(b, "mul", arithmetic(b, "add", row, place), "%3")
+                with counting(b, 0, "%3") as e:
+                    target = self._vector(b, size, "%1", e, lane)
+                    b.line(f"store i{8 * size} 0, ptr {target}")
+                    with when(b, inside):
+                        self._copy(b, size, self._element(b, size, "%0", arithmetic(b, "add", start, e)), target)
+
+        slots, elements = shape
+        arguments = [("ptr", array), ("ptr", slot), ("i64", str(slots)), ("i64", str(elements))]
+        arguments += [("ptr", at[0]), ("ptr", at[1])]
+        self._call(body, f"gather{size}", arguments, write)
+
+    def clear(self, body: Body, size: int, array: str, shape: tuple[int, int], at: tuple[str, ...]) -> None:
+        """Zero what was never written in a buffer; `at`: first slots to clear, first row, number of rows."""
+
+        def write(b: Body) -> None:
+            with counting(b, 0, "%5") as lane:
+                row = arithmetic(b, "mul", arithmetic(b, "add", "%4", lane), "%1")
+                start = arithmetic(b, "mul", arithmetic(b, "add", row, self._lane(b, "%3", lane, "i32")), "%2")
+                end = arithmetic(b, "mul", arithmetic(b, "add", row, "%1"), "%2")
+                with counting(b, start, end) as e:
+                    b.line(f"store i{8 * size} 0, ptr {self._element(b, size, '%0', e)}")
+
+        slots, elements = shape
+        arguments = [("ptr", array), ("i64", str(slots)), ("i64", str(elements))]
+        arguments += [("ptr", at[0]), ("i64", at[1]), ("i64", at[2])]
+        self._call(body, f"clear{size}", arguments, write)
+
+    def total(self, body: Body, size: int, slot: str, array: str, elements: int, valid: str) -> None:
+        """Add the values of the lanes that are no padding, in their order, to a row of an array of floats."""
+        kind = {4: "float", 8: "double"}[size]
+
+        def write(b: Body) -> None:
+            with counting(b, 0, "%2") as e, counting(b, 0, "%3") as lane:
+                target = self._element(b, size, "%1", e)
+                old = b.emit(f"load {kind}, ptr {target}")
+                new = b.emit(f"load {kind}, ptr {self._vector(b, size, '%0', e, lane)}")
+                b.line(f"store {kind} {b.emit(f'fadd {kind} {old}, {new}')}, ptr {target}")
+
+        arguments = [("ptr", slot), ("ptr", array), ("i64", str(elements)), ("i64", valid)]
+        self._call(body, f"total{size}", arguments, write)

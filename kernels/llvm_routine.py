@@ -1,0 +1,256 @@
+"""A routine as LLVM functions `void @name(ptr %frame, ptr %row)` that read and write slots.
+
+A long program is cut into functions of bounded length, because the time that LLVM needs for a block of code grows
+faster than its length; a value that a later function needs goes through the frame. A program that is called becomes a
+function of its own, with its arguments in the frame and its results where `%row` points.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gradsolve_backend.kernels.compat import Literal
+from gradsolve_backend.kernels.llvm_ir import Body, Module, Table, Target, Value
+from gradsolve_backend.kernels.llvm_layout import WORD, Layout, Slot
+from gradsolve_backend.kernels.llvm_ops import Instruction, constant, instructions
+from gradsolve_backend.kernels.routines import Place, Routine
+from gradsolve_backend.kernels.scalar import SHARED, ScalarProgram
+
+CHUNK = 1500  # instructions of one LLVM function
+SIGNATURE = "internal void @{}(ptr noalias %frame, ptr noalias %row)"
+ADDRESS = np.dtype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """Where one vector lies: behind which pointer, at which offset; `lasting`: it changes in no routine."""
+
+    base: str
+    offset: int
+    dtype: np.dtype
+    lasting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An operand that is read whole."""
+
+    operand: int
+    length: int
+    dtype: np.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Where an output of a program goes; `replaced`: the program reads what lies there."""
+
+    variable: Any
+    element: Element
+    replaced: bool = False
+
+
+@dataclass(eq=False)
+class Writer:
+    """Writes the routines of one kernel into its module."""
+
+    module: Module
+    target: Target
+    layout: Layout
+    tables: dict[int, Slot] = field(default_factory=dict)  # operands that are read whole: the address of each lane's
+
+    def table(self, operand: int) -> Slot:
+        """The slot that holds where each lane's array of an operand begins."""
+        if operand not in self.tables:
+            self.tables[operand] = self.layout.vectors(ADDRESS, 1)
+        return self.tables[operand]
+
+    def element(self, place: Place, index: int) -> Element:
+        """One element of a place."""
+        slot = self.layout.slot(place)
+        base = "%row" if place[0] == "row" else "%frame"
+        offset = slot.offset + index * slot.dtype.itemsize * self.layout.width
+        return Element(base, offset, slot.dtype, lasting=place[0] == "operand")
+
+    def write(self, routine: Routine) -> list[list[str]]:
+        """The functions of a routine, by part: what depends on operands only, the early part, the rest."""
+        program, read = routine.program, set(routine.reads)
+        sources, late = {}, set()
+        variables = iter(program.jaxpr.jaxpr.invars)
+        for place, whole, aval in zip(routine.reads, program.tables, program.in_avals, strict=True):
+            if whole:
+                sources[next(variables)] = Whole(place[1], aval.size, np.dtype(aval.dtype))
+                continue
+            own = [next(variables) for _ in range(aval.size)]
+            sources |= {v: self.element(place, i) for i, v in enumerate(own)}
+            late |= set(own) if place in routine.late else set()
+        outputs, results = iter(program.jaxpr.jaxpr.outvars), []
+        for place, aval in zip(routine.writes, program.out_avals, strict=True):
+            results += [Result(next(outputs), self.element(place, i), place in read) for i in range(aval.size)]
+        listed = instructions(program.jaxpr, self.target.fma)
+        changing = {v for v, source in sources.items() if isinstance(source, Whole) or not source.lasting}
+        always, rest = _behind(changing, listed)
+        parts = [always, *(_behind(late, rest) if routine.late else [rest])]
+        return Cut(self, routine.name, program, sources, results, parts, late).write()
+
+
+def _behind(inputs: Iterable[Any], listed: Iterable[Instruction]) -> tuple[list[Instruction], list[Instruction]]:
+    """The instructions that need none of these inputs, and the others. Calls are among the latter."""
+    free, rest, behind = [], [], set(inputs)
+    for one in listed:
+        if one.name == SHARED or any(v in behind for v in one.inputs if not isinstance(v, Literal)):
+            behind.update(one.outputs)
+            rest.append(one)
+        else:
+            free.append(one)
+    return free, rest
+
+
+@dataclass(eq=False)
+class Cut:
+    """One program, cut into functions."""
+
+    writer: Writer
+    name: str
+    program: ScalarProgram
+    sources: dict[Any, Element | Whole]
+    results: list[Result]
+    parts: list[list[Instruction]]
+    late: set[Any]
+
+    def write(self) -> list[list[str]]:
+        """Write all functions; their names by part."""
+        cut = [[part[i : i + CHUNK] for i in range(0, len(part), CHUNK)] or [[]] for part in self.parts]
+        chunks = [chunk for part in cut for chunk in part]
+        # Results of the first of several parts are stored by the one after it, which runs each time.
+        self.first = len(cut[0]) if len(cut) > 1 else 0
+        self.home = {v: n for n, chunk in enumerate(chunks) for one in chunk for v in one.outputs}
+        self.callees = self._callees([one for chunk in chunks for one in chunk if one.name == SHARED])
+        self.kept = self._kept(chunks)
+        stores = self._stores(len(chunks), first_of_last_part=len(chunks) - len(cut[-1]))
+        names = [f"{self.name}.part{n}" for n in range(len(chunks))]
+        for name, chunk, results in zip(names, chunks, stores, strict=True):
+            Function(self).write(name, chunk, results)
+        found = iter(names)
+        return [[next(found) for _ in part] for part in cut]
+
+    def _stored_in(self, result: Result, last: int) -> int:
+        """In which function a result is stored: where it is made, unless it replaces a value that others read."""
+        return last if result.replaced else max(self.first, self.home[result.variable])
+
+    def _kept(self, chunks: Sequence[Sequence[Instruction]]) -> dict[Any, Element]:
+        """Where values are that cross from one function into another, or come from a call."""
+        crossing: dict[Any, None] = {}
+        for n, chunk in enumerate(chunks):
+            reads = [v for one in chunk for v in one.inputs if not isinstance(v, Literal)]
+            crossing |= dict.fromkeys(v for v in reads if self.home.get(v, n) != n)
+        made = [r for r in self.results if not isinstance(r.variable, Literal) and r.variable in self.home]
+        last = len(chunks) - 1
+        crossing |= dict.fromkeys(r.variable for r in made if self._stored_in(r, last) != self.home[r.variable])
+        calls = [one for chunk in chunks for one in chunk if one.name == SHARED]
+        places = iter(self.writer.layout.strip(len(crossing) + sum(len(one.outputs) for one in calls)))
+        kept = {v: Element("%frame", next(places), np.dtype(v.aval.dtype)) for one in calls for v in one.outputs}
+        return kept | {v: Element("%frame", next(places), np.dtype(v.aval.dtype)) for v in crossing if v not in kept}
+
+    def _stores(self, count: int, first_of_last_part: int) -> list[list[Result]]:
+        out: list[list[Result]] = [[] for _ in range(count)]
+        for result in self.results:
+            v = result.variable
+            if isinstance(v, Literal) or v not in self.home:  # a constant or an input
+                known = isinstance(v, Literal) or v not in self.late
+                out[count - 1 if result.replaced else self.first if known else first_of_last_part].append(result)
+            else:
+                out[self._stored_in(result, count - 1)].append(result)
+        return out
+
+    def _callees(self, calls: Sequence[Instruction]) -> "dict[ScalarProgram, Callee]":
+        programs = dict.fromkeys(one.params["program"] for one in calls)
+        mine = {p: [one for one in calls if one.params["program"] is p] for p in programs}
+        return {p: self._callee(f"{self.name}.call{n}", p, mine[p]) for n, p in enumerate(programs)}
+
+    def _callee(self, name: str, program: ScalarProgram, calls: Sequence[Instruction]) -> "Callee":
+        """A program that is called: what is the same lasting input at all calls is read from where it lies."""
+        columns = list(zip(*(one.inputs for one in calls), strict=True))
+        places = iter(self.writer.layout.strip(len(columns)))
+        arguments: list[Element | None] = []
+        sources: dict[Any, Element | Whole] = {}
+        variables: list[Any] = program.jaxpr.jaxpr.invars
+        for v, column in zip(variables, columns, strict=True):
+            known = None if isinstance(column[0], Literal) else self.sources.get(column[0])
+            same = isinstance(known, Element) and known.lasting and all(x is column[0] for x in column)
+            offset, dtype = next(places), np.dtype(v.aval.dtype)
+            arguments.append(None if same else Element("%frame", offset, dtype))
+            sources[v] = known if known is not None and same else Element("%frame", offset, dtype)
+        size = self.writer.layout.width * WORD
+        outputs: list[Any] = program.jaxpr.jaxpr.outvars
+        results = [Result(v, Element("%row", i * size, np.dtype(v.aval.dtype))) for i, v in enumerate(outputs)]
+        parts = [instructions(program.jaxpr, self.writer.target.fma)]
+        names = Cut(self.writer, name, program, sources, results, parts, set()).write()
+        return Callee([name for part in names for name in part], arguments)
+
+
+@dataclass(frozen=True, eq=False)
+class Callee:
+    """The functions of a program that is called, and where its arguments go; None: nowhere, it reads them itself."""
+
+    names: list[str]
+    arguments: list[Element | None]
+
+
+@dataclass(eq=False)
+class Function:
+    """One LLVM function of a program."""
+
+    cut: Cut
+    known: dict[Any, Value | Table] = field(default_factory=dict)
+
+    def write(self, name: str, chunk: Sequence[Instruction], results: Sequence[Result]) -> None:
+        """Write the function."""
+        writer = self.cut.writer
+        self.body = Body(writer.module, writer.target, SIGNATURE.format(name))
+        for one in chunk:
+            if one.name == SHARED:
+                self._call(one)
+                continue
+            value = one.emit(self.body, [self._read(v) for v in one.inputs])
+            self.known[one.output] = value
+            if one.output in self.cut.kept:
+                self._store(value, self.cut.kept[one.output])
+        values = [self._read(result.variable) for result in results]
+        for value, result in zip(values, results, strict=True):
+            self._store(value, result.element, result.replaced)
+        self.body.line("ret void")
+        self.body.close()
+
+    def _store(self, value: Any, element: Element, replaced: bool = False) -> None:
+        self.body.store(value, element.base, element.offset, replaced)
+
+    def _call(self, one: Instruction) -> None:
+        callee = self.cut.callees[one.params["program"]]
+        for v, argument in zip(one.inputs, callee.arguments, strict=True):
+            if argument is not None:
+                self._store(self._read(v), argument)
+        results = self.body.address("%frame", self.cut.kept[one.outputs[0]].offset)
+        for name in callee.names:
+            self.body.line(f"call void @{name}(ptr %frame, ptr {results})")
+
+    def _read(self, v: Any) -> Any:
+        if isinstance(v, Literal):
+            aval: Any = v.aval
+            return self.body.splat(v.val, np.dtype(aval.dtype))
+        if v not in self.known:
+            self.known[v] = self._load(v)
+        return self.known[v]
+
+    def _load(self, v: Any) -> Value | Table:
+        source = self.cut.kept.get(v) or self.cut.sources.get(v)
+        if source is None:
+            closed = self.cut.program.jaxpr
+            return constant(self.body, closed.consts[closed.jaxpr.constvars.index(v)])
+        if isinstance(source, Element):
+            return self.body.load(source.base, source.offset, source.dtype)
+        addresses = self.body.load("%frame", self.cut.writer.table(source.operand).offset, ADDRESS)
+        kind = self.body.vector("ptr")
+        pointers = self.body.emit(f"inttoptr {self.body.type(ADDRESS)} {addresses.name} to {kind}")
+        return Table(pointers, source.length, source.dtype)
