@@ -25,24 +25,27 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from limit import peak, step_operations, vector_width
+from limit import peak, register_lanes, step_operations, vector_width
 from peers import (
-    CONTENDERS,
+    ABSENT,
     FORWARD,
     GRADIENT,
     LLVM,
     LORENZ,
+    PEERS,
     Case,
     Problem,
+    backend,
     bytes_of_record,
     changed,
     compiled_gradient,
+    contenders,
     dense,
     differentiated,
-    installed,
     lorenz96_problem,
     loss,
     steps_taken,
+    version_of,
     with_diffrax,
 )
 from side_by_side import STOCK, environment, relative_difference
@@ -74,7 +77,7 @@ class Row(NamedTuple):
 
 
 def in_turn(calls: Calls, budget: float) -> dict[Any, Time]:
-    """Call all in turn for about `budget` seconds, so that a busy moment hits all alike; each was called before."""
+    """Call all in turn for about `budget` seconds, so that a busy moment hits all alike; first calls do not count."""
     about = [seconds_of(call, ()) for call in calls.values()]
     rounds = int(np.clip(budget / sum(about), CALLS, MOST))
     counts = [rounds if s <= SLOW else int(np.clip(SLOW_BUDGET / s, FEWEST, CALLS)) for s in about]
@@ -106,7 +109,7 @@ def compared(section: str, cases: Sequence[Case], budget: float) -> list[Row]:
     calls = {
         (case, name, what): call
         for case in cases
-        for name, make in installed().items()
+        for name, make in contenders().items()
         for what, call in make(case).items()
     }
     results = {key: jax.tree.leaves(call()) for key, call in calls.items()}
@@ -128,9 +131,9 @@ def say_compared(rows: Sequence[Row]) -> None:
     for row in rows:
         cells = [shown(row.times["stock"]), shown(row.times["llvm"])]
         cells.append(f"{row.times['stock'].seconds / row.times['llvm'].seconds:.1f}")
-        cells += [shown(row.times.get(name), "absent") for name in ("gradsolve", "record", "diffsol")]
+        cells += [shown(row.times.get(name), ABSENT) for name in ("gradsolve", "record", "diffsol-jax")]
         different = row.numbers["difference from stock"]["llvm"]
-        say(f"{row.case:26} {row.measured:9}" + "".join(f"{cell:>13}" for cell in cells) + f"{different:>10.1e}")
+        say(f"{row.case:26} {row.measured:9}" + "".join(f"{cell:>14}" for cell in cells) + f"{different:>10.1e}")
     for forward, gradient in zip(rows[::2], rows[1::2], strict=True):
         ratios = {n: t.seconds / forward.times[n].seconds for n, t in gradient.times.items() if n != "record"}
         say(f"{'':26} gradient / forward: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()))
@@ -139,7 +142,7 @@ def say_compared(rows: Sequence[Row]) -> None:
 def say_columns() -> None:
     """The head of the table."""
     names = ("stock", "llvm", "ratio", "gradsolve", "its record", "diffsol-jax")
-    say(f"{'milliseconds':36}" + "".join(f"{name:>13}" for name in names) + f"{'rel.diff.':>10}")
+    say(f"{'milliseconds':36}" + "".join(f"{name:>14}" for name in names) + f"{'rel.diff.':>10}")
 
 
 def ensembles(cases: Sequence[Case], budget: float) -> Iterator[Row]:
@@ -168,12 +171,13 @@ def saved_times(cases: Sequence[Case], budget: float) -> Iterator[Row]:
 
 def compilation(problems: Sequence[Problem], budget: float) -> Iterator[Row]:
     """to trace and compile value and gradient of a function that is new, in a process that has compiled others"""
-    say(f"{'seconds':36}{'stock':>13}{'llvm':>13}")
+    say(f"{'seconds':36}{'stock':>14}{'llvm':>14}   runs on")
     for problem in problems:
         calls = {name: _fresh(problem, adjoint) for name, adjoint in (("stock", STOCK), ("llvm", LLVM))}
         times = in_turn(calls, budget)
-        say(f"{problem.name:36}" + "".join(f"{shown(times[name], unit=1.0):>13}" for name in calls))
-        yield Row("compilation", problem.name, "compile", times, {})
+        taken = backend(Case(problem, 64))
+        say(f"{problem.name:36}" + "".join(f"{shown(times[name], unit=1.0):>14}" for name in calls) + f"   {taken}")
+        yield Row("compilation", problem.name, "compile", times, {"runs on": taken})
     # A process has 65,530 memory mappings, and compiled functions hold many.
     jax.clear_caches()
 
@@ -213,11 +217,11 @@ def threads(cases: Sequence[Case], budget: float) -> Iterator[Row]:
                 output = subprocess.run(command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, check=True).stdout
             found[count].append(json.loads(output))
         same = len({run["bits"] for runs in found.values() for run in runs}) == 1
-        say(f"{f'milliseconds, {case}':36}{'1 thread':>13}{'2 threads':>13}{'ratio':>13}   same bits: {same}")
+        say(f"{f'milliseconds, {case}':36}{'1 thread':>14}{'2 threads':>14}{'ratio':>14}   same bits: {same}")
         for what in (FORWARD, GRADIENT):
             times = {n: _together([Time(*run[what]) for run in runs]) for n, runs in found.items()}
             ratio = times["1"].seconds / times["2"].seconds
-            say(f"{what:36}{shown(times['1']):>13}{shown(times['2']):>13}{ratio:>13.2f}")
+            say(f"{what:36}{shown(times['1']):>14}{shown(times['2']):>14}{ratio:>13.2f}")
             yield Row("threads", str(case), what, times, {"same bits": same})
 
 
@@ -230,7 +234,6 @@ def alone(number: int, budget: float) -> dict[str, Any]:
     prepare()
     calls = with_diffrax(LLVM, THREADED[number])
     found = jax.tree.leaves(calls[GRADIENT]())
-    calls[FORWARD]()
     bits = hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in found)).hexdigest()
     return {**in_turn(calls, budget), "bits": bits}
 
@@ -240,17 +243,15 @@ def alone(number: int, budget: float) -> dict[str, Any]:
 
 def lane_steps(cases: Sequence[Case], budget: float) -> Iterator[Row]:
     """time for one trial step of one lane; no gradient whose record might not fit into memory"""
-    say(f"{'nanoseconds':36}{'steps a lane':>13}{FORWARD:>13}{GRADIENT:>13}")
+    say(f"{'nanoseconds':36}{'steps a lane':>14}{FORWARD:>14}{GRADIENT:>14}")
     for case in cases:
         steps = int(steps_taken(case).sum())
         room, record = _memory(), bytes_of_record(case)
         what = (FORWARD, GRADIENT) if record < room else (FORWARD,)
         calls = with_diffrax(LLVM, case, what)
-        for call in calls.values():
-            call()
         times = in_turn(calls, budget)
         cells = [shown(times.get(w), f"{record / 1e9:.1f} GB", 1e9 / steps) for w in (FORWARD, GRADIENT)]
-        say(f"{case!s:36}{steps / case.lanes:>13.1f}" + "".join(f"{cell:>13}" for cell in cells))
+        say(f"{case!s:36}{steps / case.lanes:>13.1f}" + "".join(f"{cell:>14}" for cell in cells))
         yield Row("lane steps", str(case), "all", times, {"steps": steps, "record bytes": record})
 
 
@@ -262,8 +263,6 @@ def _memory() -> float:
 def tolerances(cases: Sequence[Case], budget: float) -> Iterator[Row]:
     """time against steps taken, and how far it is from a straight line"""
     calls = {(case, what): call for case in cases for what, call in with_diffrax(LLVM, case).items()}
-    for call in calls.values():
-        call()
     times = in_turn(calls, budget)
     steps = np.array([_block_steps(case) for case in cases])
     for what in (FORWARD, GRADIENT):
@@ -284,7 +283,8 @@ def tolerances(cases: Sequence[Case], budget: float) -> Iterator[Row]:
 
 def _block_steps(case: Case) -> int:
     """Steps of all vectors of lanes; each takes as many as its slowest lane."""
-    return int(steps_taken(case).reshape(-1, vector_width()).max(axis=1).sum())
+    width = vector_width(functools.partial(loss, case, LLVM), *case.inputs)
+    return int(steps_taken(case).reshape(-1, width).max(axis=1).sum())
 
 
 # ---- the limit of the machine -------------------------------------------------------------------------
@@ -292,24 +292,21 @@ def _block_steps(case: Case) -> int:
 
 def limit(cases: Sequence[Case], budget: float) -> Iterator[Row]:
     """floating-point operations a second, against a loop of nothing but multiply-adds"""
-    cores, width = environment()["cores"], vector_width()
+    cores, lanes = environment()["cores"], register_lanes()
     flat_out, most = peak(cores)
-    flat_out()
     for case in cases:
         step, back = step_operations(differentiated(functools.partial(loss, case, LLVM)), *case.inputs)
         calls = with_diffrax(LLVM, case)
-        for call in calls.values():
-            call()
         times = in_turn({**calls, "peak": flat_out}, budget)
         fastest = most / times["peak"].least
-        hertz = fastest / (cores * width * 4)
-        say(f"peak: {cores} cores x {hertz / 1e9:.2f} GHz x {width} lanes x 2 fma x 2 = {fastest / 1e9:.1f} GFLOP/s")
-        steps = int(steps_taken(case).sum())
-        for what, each in ((FORWARD, step), (GRADIENT, step + back)):
-            rate = each * steps / times[what].seconds
-            cells = f"{each} operations a step and lane, {rate / 1e9:.1f} GFLOP/s, {rate / fastest:.1%} of the peak"
-            say(f"{case!s:26} {what:9} {cells}")
-            numbers = {"operations": each, "steps": steps, "rate": rate, "peak": fastest}
+        hertz = fastest / (cores * lanes * 4)
+        say(f"peak: {cores} cores x {hertz / 1e9:.2f} GHz x {lanes} lanes x 2 fma x 2 = {fastest / 1e9:.1f} GFLOP/s")
+        trials, accepted = (int(steps_taken(case, f"num_{kind}").sum()) for kind in ("steps", "accepted_steps"))
+        say(f"{case}: {step} operations a lane in each of {trials} steps, {back} on the way back in {accepted} of them")
+        for what, total in ((FORWARD, step * trials), (GRADIENT, step * trials + back * accepted)):
+            rate = total / times[what].seconds
+            say(f"{what:9} {rate / 1e9:.1f} GFLOP/s, {rate / fastest:.1%} of the peak")
+            numbers = {"operations": total, "peak": fastest}
             yield Row("limit", str(case), what, {"llvm": times[what]}, numbers)
 
 
@@ -348,7 +345,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write environment and rows here")
     options = parser.parse_args()
     prepare()
-    about = environment() | {name: "absent" for name in CONTENDERS if name not in installed()}
+    about = environment() | {name: version_of(name) for name in ("llvmlite", *PEERS, "warp-lang")}
     say(", ".join(f"{name} {value}" for name, value in about.items()))
     rows: list[Row] = []
     for name, (section, cases) in (LIMIT if options.limit else SECTIONS).items():

@@ -1,5 +1,6 @@
 """Floating-point operations of the machine code of a solve, and how many of them the machine can do at best."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from gradsolve_backend.kernels.llvm_call import call
 from gradsolve_backend.kernels.llvm_ir import host_features
+from gradsolve_backend.kernels.llvm_lower import width
 from gradsolve_backend.kernels.llvm_ops import instructions
 from gradsolve_backend.kernels.routines import Pieces, Routine
 from gradsolve_backend.kernels.solve import Call
@@ -39,9 +41,14 @@ def calls(jaxpr: Jaxpr) -> Iterator[Call]:
 
 def step_operations(function: Callable[..., Any], *arguments: Any) -> tuple[int, int]:
     """Operations per lane of a trial step, and of the way back through a step, of a differentiated solve."""
-    found = list(calls(jax.make_jaxpr(function)(*arguments).jaxpr))
-    pieces = Pieces(found[-1])
+    pieces = Pieces(list(calls(jax.make_jaxpr(function)(*arguments).jaxpr))[-1])
     return operations(pieces.step()), operations(pieces.back())
+
+
+def vector_width(function: Callable[..., Any], *arguments: Any) -> int:
+    """Lanes that step together in a solve."""
+    found = next(calls(jax.make_jaxpr(function)(*arguments).jaxpr))
+    return width(found, math.prod(found.sizes))
 
 
 # Sums of products in registers, stored at the end of a task; `{v}` is a vector of `{w}` numbers.
@@ -73,18 +80,18 @@ STORE = """  %p{n} = getelementptr [{chains} x {v}], ptr %sums, i64 %task, i64 {
 
 def peak(cores: int) -> tuple[Callable[[], Any], int]:
     """A call that does nothing but multiply and add in float64 on all cores, and the number of its operations."""
-    width, tasks = vector_width(), TASKS * cores
-    names = {"v": f"<{width} x double>", "w": width, "chains": CHAINS}
+    lanes, tasks = register_lanes(), TASKS * cores
+    names = {"v": f"<{lanes} x double>", "w": lanes, "chains": CHAINS}
     lines = {
         part: "\n".join(line.format(n=n, **names) for n in range(CHAINS))
         for part, line in (("phis", PHI), ("products", PRODUCT), ("stores", STORE))
     }
     text = KERNEL.format(**names, **lines)
-    shape = jax.ShapeDtypeStruct((tasks, CHAINS, width), jnp.float64)
+    shape = jax.ShapeDtypeStruct((tasks, CHAINS, lanes), jnp.float64)
     run = jax.jit(lambda: call(text, [shape], [tasks, cores + 1, 1, TURNS]))
-    return run, 2 * tasks * CHAINS * width * TURNS
+    return run, 2 * tasks * CHAINS * lanes * TURNS
 
 
-def vector_width() -> int:
-    """Float64 lanes of a vector register."""
+def register_lanes() -> int:
+    """Float64 numbers in a vector register."""
     return host_features()[1] // 64

@@ -5,7 +5,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import diffrax
@@ -19,6 +19,7 @@ from gradsolve_backend.timing import compiled
 
 LLVM = GradSolveAdjoint(backend="llvm")
 FORWARD, GRADIENT = "forward", "gradient"
+ABSENT = "not installed"
 Calls = dict[str, Callable[[], Any]]  # what is measured, and a call that does it
 Field = Callable[[Any, Any, Any], Any]
 
@@ -123,10 +124,14 @@ def calls_of(function: Callable[..., Any], inputs: Sequence[Any], what: Sequence
 
 def with_diffrax(adjoint: diffrax.AbstractAdjoint, case: Case, what: Sequence[str] = (FORWARD, GRADIENT)) -> Calls:
     """Calls of `diffrax.diffeqsolve`."""
-    function = functools.partial(loss, case, adjoint)
-    backends = {route.backend for route in explain(differentiated(function), *case.inputs)}
-    assert backends <= {"llvm"}, f"{case} runs on {backends}"
-    return calls_of(function, case.inputs, what)
+    assert adjoint is STOCK or backend(case) == "llvm", f"{case} runs on {backend(case)}"
+    return calls_of(functools.partial(loss, case, adjoint), case.inputs, what)
+
+
+def backend(case: Case) -> str:
+    """The backend that runs the gradient where `llvm` is asked for."""
+    (route,) = explain(differentiated(functools.partial(loss, case, LLVM)), *case.inputs)
+    return route.backend
 
 
 def compiled_gradient(case: Case, adjoint: diffrax.AbstractAdjoint) -> Any:
@@ -134,9 +139,9 @@ def compiled_gradient(case: Case, adjoint: diffrax.AbstractAdjoint) -> Any:
     return compiled(differentiated(functools.partial(loss, case, adjoint)), *case.inputs)[0]
 
 
-def steps_taken(case: Case) -> np.ndarray:
-    """Trial steps of each lane."""
-    solve = lambda p, y0: solved(case, LLVM, p, y0).stats["num_steps"]  # noqa: E731
+def steps_taken(case: Case, kind: str = "num_steps") -> np.ndarray:
+    """Trial steps of each lane, or another of Diffrax's statistics."""
+    solve = lambda p, y0: solved(case, LLVM, p, y0).stats[kind]  # noqa: E731
     return np.asarray(jax.jit(jax.vmap(solve))(*case.inputs))
 
 
@@ -201,7 +206,9 @@ def with_diffsol(case: Case) -> Calls:
         ys = posed.solve(parameter[None], times, **how)[1]
         return ys if case.saved else ys[-1]
 
-    return calls_of(lambda p: jnp.sum(jax.vmap(states)(p) ** 2), (p,))
+    calls = calls_of(lambda p: jnp.sum(jax.vmap(states)(p) ** 2), (p,))
+    # What is compiled knows the problem by a number only: the calls have to keep it alive.
+    return {name: lambda call=call, posed=posed: call() for name, call in calls.items()}
 
 
 def _components(problem: Problem, t: Any, y: Any, p: Any) -> Any:
@@ -214,16 +221,18 @@ def _components(problem: Problem, t: Any, y: Any, p: Any) -> Any:
 
 # ---- all of them --------------------------------------------------------------------------------------
 
-CONTENDERS: dict[str, Callable[[Case], Calls]] = {
-    "stock": functools.partial(with_diffrax, STOCK),
-    "llvm": functools.partial(with_diffrax, LLVM),
-    "gradsolve": with_gradsolve,
-    "diffsol": with_diffsol,
-}
-MODULES = {"gradsolve": "gradsolve", "diffsol": "diffsol_jax"}
+PEERS: dict[str, Callable[[Case], Calls]] = {"gradsolve": with_gradsolve, "diffsol-jax": with_diffsol}
 
 
-def installed() -> dict[str, Callable[[Case], Calls]]:
-    """The contenders that are here."""
-    absent = {name for name, module in MODULES.items() if find_spec(module) is None}
-    return {name: make for name, make in CONTENDERS.items() if name not in absent}
+def version_of(package: str) -> str:
+    """The version of a package, or that it is not here."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ABSENT
+
+
+def contenders() -> dict[str, Callable[[Case], Calls]]:
+    """All that are here."""
+    peers = {name: make for name, make in PEERS.items() if version_of(name) != ABSENT}
+    return {"stock": functools.partial(with_diffrax, STOCK), "llvm": functools.partial(with_diffrax, LLVM), **peers}

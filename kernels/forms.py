@@ -13,7 +13,8 @@ from gradsolve_backend.kernels.scalar import NoScalarForm, ScalarProgram, scalar
 from gradsolve_backend.kernels.solve import Call, Solve
 from gradsolve_backend.kernels.trace import LaneFunction
 
-EQUATIONS = 60_000  # of any program
+EQUATIONS = 10_000  # of a program of the forward pass; what is longer, matrices mostly, is too large for one kernel
+DERIVATIVE_EQUATIONS = 4 * EQUATIONS  # of its derivative
 STEP_EQUATIONS = 600  # of a trial step that XLA compiles
 PULL_EQUATIONS = 1500  # of the cotangent of an accepted step that XLA compiles
 ELEMENTS = 100_000  # of all operands
@@ -81,7 +82,8 @@ def _built(function: LaneFunction, kind: str, at: tuple[int, ...]) -> ScalarProg
         raise NoScalarForm(f"its inputs have {elements} elements; at most {ELEMENTS} can be held one by one")
     run, more = DERIVATIVES[kind](function, at) if kind else (function.run, [])
     tables = [*(s < 0 for s in function.sources), *[False] * len(more)]
-    return scalarise(jax.make_jaxpr(run)(*own, *more), limit=EQUATIONS, table_inputs=tables)
+    limit = DERIVATIVE_EQUATIONS if kind else EQUATIONS
+    return scalarise(jax.make_jaxpr(run)(*own, *more), limit=limit, table_inputs=tables)
 
 
 def _forward(solve: Solve) -> list[LaneFunction]:

@@ -115,11 +115,12 @@ class Forward(Kernel):
                 body.line(f"store i32 {number}, ptr {body.address(target, i * INT.itemsize)}")
 
     def _hash(self, body: Body) -> str:
-        """A number made of the final state of all lanes of the block."""
+        """A number made of the final state of all lanes of the block, and of how many were made before it."""
         slots = [self.layout.slot(place) for place in self.pieces.state]
         end = max(s.offset + s.elements * s.dtype.itemsize * self.target.width for s in slots)
         total = Frame(body, self.head).piece
-        total.set(end)
+        self.module.once("stamp", lambda: self.module.add("@stamp = internal global i64 0"))
+        total.set(arithmetic(body, "add", body.emit("atomicrmw add ptr @stamp, i64 1 monotonic"), end))
         with counting(body, 0, end // 8) as i:
             word = body.emit(f"load i64, ptr {body.emit(f'getelementptr i64, ptr %frame, i64 {i}')}")
             mixed = arithmetic(body, "mul", body.emit(f"xor i64 {total.get()}, {word}"), 0x9E3779B97F4A7C15 - (1 << 64))

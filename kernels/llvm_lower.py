@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradsolve_backend.kernels import llvm_code
-from gradsolve_backend.kernels.lanes import column
+from gradsolve_backend.kernels.lanes import column, spread
 from gradsolve_backend.kernels.llvm_call import call as call_kernel
 from gradsolve_backend.kernels.llvm_forward import HUGE_PAGES, Forward
 from gradsolve_backend.kernels.llvm_ir import Target, host_features
@@ -193,9 +193,8 @@ class Linear:
         }
 
     def _recorded(self, i: int) -> int:
-        x = self.layout.full(self.inputs[i], i)
-        count = len(self.column_sizes)
-        x = x[(0,) * count]  # no record has the axis of a column
+        has = [self.call.axes[level][i] for level in self.layout.own]  # no record has the axis of a column
+        x = spread(self.inputs[i], has, self.lane_sizes)
         return self.packer.add(x.reshape((self.lanes, x.shape[-1])))
 
     def shape(self, a: Any) -> tuple[int, ...]:

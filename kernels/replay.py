@@ -287,16 +287,15 @@ def _step_back(call: Call, lanes: AbstractLanes, row: Replayed, sizes: tuple[int
     sums = Sums(zeros, [lanes.operand_zeros(sizes, i) if sampled else None for i in call.operands])
     sums, emitted = _outputs_back(call, lanes, row, dense, (saved, columns, sums))
     given = ct
-    shelter = sheltering(call, lanes, row.step)
-    if shelter:  # what a lane that stands in for another gives to shared operands is nothing
-        given = select(row.step.kept, ct, jax.tree.map(jnp.zeros_like, ct), columns)
+    mask = row.step.alive if call.moving else row.step.kept
+    apart = mask.ndim > 0 and (call.moving or sheltering(call, lanes, row.step))
+    if apart:  # what a lane that has ended, or stands in for another, gives to operands is nothing
+        given = select(mask, ct, jax.tree.map(jnp.zeros_like, ct), columns)
     back, more = pull([*given, *sums.arguments[count:], *emitted])
     before = sums.arguments[:count]
     back = _added(before, back) if sampled else [z if b is None else b for z, b in zip(before, back, strict=True)]
-    if call.moving and row.step.alive.ndim:
-        back = select(row.step.alive, back, ct, columns)
-    elif shelter:
-        back = select(row.step.kept, back, ct, columns)
+    if apart:
+        back = select(mask, back, ct, columns)
     return back, _added(_added(operands, more), sums.operands)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from gradsolve_backend.kernels.forms import EQUATIONS
+from gradsolve_backend.kernels.forms import DERIVATIVE_EQUATIONS
 from gradsolve_backend.kernels.scalar import ScalarProgram, scalarise
 from gradsolve_backend.kernels.solve import Call
 from gradsolve_backend.kernels.trace import LaneFunction
@@ -171,7 +171,7 @@ class Pieces:
 
         closed = jax.make_jaxpr(flat)(*(self.aval(place) for place in reads))
         tables = [place[0] == "operand" for place in reads]
-        program = scalarise(closed, limit=EQUATIONS, table_inputs=tables)
+        program = scalarise(closed, limit=DERIVATIVE_EQUATIONS, table_inputs=tables)
         return Routine(name, program, reads, tuple(writes), late)
 
     # ---- running the solve
@@ -312,7 +312,7 @@ class Pieces:
         values: list[Place] = [("ct value", o, j) for o, j in self._emitted()]
         before: list[Place] = [("before", i) for i in call.reached] if self.samples else []
         dense: list[Place] = [("ct dense", j) for j in call.dense]
-        marks = [WAS_ALIVE] if call.moving else []
+        moved = WAS_ALIVE if call.moving else KEPT
         late = [*cts, *sums, *values, *before, *dense]
 
         def run(v: Values) -> Values:
@@ -323,10 +323,11 @@ class Pieces:
             result: dict[Place, Any] = {("dense", j): x for j, x in zip(call.dense, out[count:], strict=False)}
             for i in call.reached:
                 x = _total(found.get(("row", "carry", i)), v.get(("before", i)), v["ct", i])
-                result["ct", i] = jnp.where(v[WAS_ALIVE], x, v["ct", i]) if call.moving else x
-            return result | {("sum", i): _total(v["sum", i], found.get(("operand", i)), 0) for i in call.operands}
+                result["ct", i] = jnp.where(v[moved], x, v["ct", i])
+            given = {p: jnp.where(v[moved], x, jnp.zeros_like(x)) for p, x in found.items()}
+            return result | {("sum", i): _total(v["sum", i], given.get(("operand", i)), 0) for i in call.operands}
 
-        reads = [*self._reads(call.replay, self._of_replay), *marks, *late]
+        reads = [*self._reads(call.replay, self._of_replay), moved, *late]
         return self.make("back", reads, run, late if self.samples else ())
 
     def sample_back(self, o: int) -> Routine:

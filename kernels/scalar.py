@@ -99,7 +99,7 @@ def scalarise(closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence
     **Raises:** `NoScalarForm`, whose text names the primitive or size that stands in the way.
     """
     about = scalar_equations(closed.jaxpr)
-    if about > 4 * limit:
+    if about > 1.2 * limit:
         raise NoScalarForm(f"the scalar program would have about {about} equations and the limit is {limit}")
     avals: list[Any] = [variable.aval for variable in closed.jaxpr.invars]
     for aval in avals:
@@ -141,7 +141,7 @@ def _equations(equation: Any, seen: set[Any]) -> int:
     name = equation.primitive.name
     if name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
-        return 2 * size * int(np.prod([equation.invars[0].aval.shape[i] for i in contracted], dtype=int))
+        return 3 * size * int(np.prod([equation.invars[0].aval.shape[i] for i in contracted], dtype=int))
     if name.startswith("reduce_"):
         return _size(equation.invars[0].aval)
     return 0 if name in _MOVES else size
