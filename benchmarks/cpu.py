@@ -17,7 +17,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -55,7 +55,6 @@ from gradsolve_backend.timing import seconds_of
 CALLS, MOST = 20, 500  # of what takes no longer than SLOW seconds
 SLOW, SLOW_BUDGET, FEWEST = 3.0, 30.0, 3
 THREADED = [Case(LORENZ, 100_000)]
-Calls = Mapping[Hashable, Callable[[], Any]]
 
 
 class Time(NamedTuple):
@@ -76,7 +75,7 @@ class Row(NamedTuple):
     numbers: dict[str, Any]
 
 
-def in_turn(calls: Calls, budget: float) -> dict[Any, Time]:
+def in_turn(calls: Mapping[Any, Callable[[], Any]], budget: float) -> dict[Any, Time]:
     """Call all in turn for about `budget` seconds, so that a busy moment hits all alike; first calls do not count."""
     about = [seconds_of(call, ()) for call in calls.values()]
     rounds = int(np.clip(budget / sum(about), CALLS, MOST))
@@ -242,7 +241,7 @@ def alone(number: int, budget: float) -> dict[str, Any]:
 
 
 def lane_steps(cases: Sequence[Case], budget: float) -> Iterator[Row]:
-    """time for one trial step of one lane; no gradient whose record might not fit into memory"""
+    """time for one trial step of one lane; (GB): the record of the gradient might not fit into memory"""
     say(f"{'nanoseconds':36}{'steps a lane':>14}{FORWARD:>14}{GRADIENT:>14}")
     for case in cases:
         steps = int(steps_taken(case).sum())
@@ -250,7 +249,7 @@ def lane_steps(cases: Sequence[Case], budget: float) -> Iterator[Row]:
         what = (FORWARD, GRADIENT) if record < room else (FORWARD,)
         calls = with_diffrax(LLVM, case, what)
         times = in_turn(calls, budget)
-        cells = [shown(times.get(w), f"{record / 1e9:.1f} GB", 1e9 / steps) for w in (FORWARD, GRADIENT)]
+        cells = [shown(times.get(w), f"({record / 1e9:.1f} GB)", 1e9 / steps) for w in (FORWARD, GRADIENT)]
         say(f"{case!s:36}{steps / case.lanes:>13.1f}" + "".join(f"{cell:>14}" for cell in cells))
         yield Row("lane steps", str(case), "all", times, {"steps": steps, "record bytes": record})
 
@@ -261,7 +260,7 @@ def _memory() -> float:
 
 
 def tolerances(cases: Sequence[Case], budget: float) -> Iterator[Row]:
-    """time against steps taken, and how far it is from a straight line"""
+    """time against steps of all vectors of lanes, and how far it is from a straight line"""
     calls = {(case, what): call for case in cases for what, call in with_diffrax(LLVM, case).items()}
     times = in_turn(calls, budget)
     steps = np.array([_block_steps(case) for case in cases])
@@ -271,11 +270,11 @@ def tolerances(cases: Sequence[Case], budget: float) -> Iterator[Row]:
         # Relative deviations count, so that short solves have a say.
         slope, start = np.polyfit(steps, seconds, 1, w=1 / seconds)
         off = seconds / (start + slope * steps) - 1
-        say(f"{what}: {1e6 * start:.3g} us a call, {1e9 * slope:.4g} ns a step of one vector of lanes")
+        say(f"{what}, {cases[0].problem} {cases[0].lanes}: {1e6 * start:.3g} us a call, {1e9 * slope:.4g} ns a step")
         for case, time, count, wrong in zip(cases, own, steps, off, strict=True):
             each = 1e9 * time.seconds / count
             cells = f"{count:>6} steps {shown(time):>9} ms {each:>8.4g} ns a step {wrong:>+8.2%} off the line"
-            say(f"{case!s:36}{cells}")
+            say(f"tolerance {case.tolerance:<26.0e}{cells}")
             numbers = {"steps": int(count), "off": float(wrong), "call": float(start), "step": float(slope)}
             yield Row("tolerances", str(case), what, {"llvm": time}, numbers)
         say(f"within 1 % of a straight line: {'yes' if np.abs(off).max() <= 0.01 else 'no'}")
@@ -312,8 +311,9 @@ def limit(cases: Sequence[Case], budget: float) -> Iterator[Row]:
 
 # ---- the command --------------------------------------------------------------------------------------
 
-LIMIT = {"limit": (limit, [Case(LORENZ, 16_384), Case(lorenz96_problem(40), 1024)])}
-SECTIONS: dict[str, tuple[Callable[..., Iterator[Row]], Sequence[Case | Problem]]] = {
+Sections = dict[str, tuple[Callable[..., Iterator[Row]], Sequence[Case | Problem]]]
+LIMIT: Sections = {"limit": (limit, [Case(LORENZ, 16_384), Case(lorenz96_problem(40), 1024)])}
+SECTIONS: Sections = {
     "ensembles": (
         ensembles,
         [

@@ -172,7 +172,7 @@ class Posed:
 
 def with_gradsolve(case: Case) -> Calls:
     """`record` makes the mesh of these inputs, with fused kernels where Warp is installed; the others replay it."""
-    import gradsolve
+    import gradsolve  # pyright: ignore[reportMissingImports]
 
     problem, (p, y0) = case.problem, case.inputs
     posed = Posed(f"{problem.name}_posed", len(problem.y0), problem.field)
@@ -194,7 +194,7 @@ def with_gradsolve(case: Case) -> Calls:
 
 def with_diffsol(case: Case) -> Calls:
     """Its Runge-Kutta method `tsit45`."""
-    import diffsol_jax
+    import diffsol_jax  # pyright: ignore[reportMissingImports]
 
     problem, (p, _) = case.problem, case.inputs
     field = lambda t, y, p: _components(problem, t, y, p[0])  # noqa: E731

@@ -52,7 +52,7 @@ def record_rows(pieces: Pieces) -> int:
 
 
 def record_bytes(pieces: Pieces) -> int:
-    """Bytes per lane of a record's rows and checkpoints; pages that are never reached are never touched."""
+    """Bytes per lane of a record's rows and checkpoints. Small pages that are never reached are never touched."""
     return record_rows(pieces) * lane_bytes(pieces, pieces.row) + CHECKPOINTS * lane_bytes(pieces, pieces.state)
 
 
