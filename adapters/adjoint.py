@@ -12,6 +12,7 @@ import jax.tree_util as jtu
 
 from gradsolve_backend.adapters.build import Built, build
 from gradsolve_backend.adapters.method import AbstractMethod, methods
+from gradsolve_backend.adapters.saving import hides_stages
 from gradsolve_backend.adapters.trial import Asked
 from gradsolve_backend.config import requested_backend, requested_memory
 from gradsolve_backend.kernels.compat import is_unsafe_sde
@@ -69,7 +70,8 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
         known, state = backends(), _varying_state(given)
         given = {**given, "init_state": state}
         asked = Asked.of(given)
-        running, replayed = methods(asked.solver, asked.terms, state.tprev, state.y, asked.args)
+        inner = hides_stages(asked) and not given["passed_solver_state"]
+        running, replayed = methods(asked.solver, asked.terms, asked.args, (state.tprev, state.y), inner)
 
         def outer(cond_fun: Any, body_fun: Any, state: Any, **_: Any) -> Any:
             del cond_fun, body_fun

@@ -6,7 +6,7 @@ A method closes over the terms and args of one solve. It may hold its solver sta
 
 import abc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import diffrax
@@ -90,17 +90,26 @@ class AbstractMethod(abc.ABC):
 
 @dataclass(frozen=True, eq=False)
 class ExplicitRungeKutta(AbstractMethod):
-    """Any `diffrax.AbstractERK` that steps as its base class does; `reuse`: its last stage is the next step's first."""
+    """Any `diffrax.AbstractERK` that steps as its base class does; `reuse`: its last stage is the next step's first.
+
+    What is reused may be `stopped`, without a derivative, if the step that is differentiated computes its first stage
+    `again`. Where only the next step reads it, that is the same derivative, of as many stages: the last one has none.
+    """
 
     field: Callable
     reuse: bool
+    stopped: bool = False
+    again: bool = False
 
     def enter(self, t0: Any, y0: Any, state: Any) -> Any:
         if not self.reuse:
             return state
         first_step, first = state
-        fresh = self.field(t0, y0, self.args)
+        fresh = self._kept(self.field(t0, y0, self.args))
         return jtu.tree_map(lambda a, b: jnp.where(first_step, a, b), fresh, first)
+
+    def _kept(self, stage: Any) -> Any:
+        return jtu.tree_map(jax.lax.stop_gradient, stage) if self.stopped else stage
 
     def leave(self, before: Any, state: Any, accepted: Any) -> Any:
         if not self.reuse:
@@ -111,17 +120,19 @@ class ExplicitRungeKutta(AbstractMethod):
 
     def step(self, t0: Any, t1: Any, y0: Any, state: Any, made_jump: Any) -> Step:
         control = self.terms.contr(t0, t1)
+        first = None
         if self.reuse:
-            state = self._after_jump(t0, y0, state, made_jump)
+            if not self.again:
+                first = self._after_jump(t0, y0, state, made_jump)
             field = lambda t, y: self.field(t, y, self.args)  # noqa: E731
             product = lambda f: self.terms.prod(f, control)  # noqa: E731
         else:
             field = lambda t, y: self.terms.vf_prod(t, y, self.args, control)  # noqa: E731
             product = lambda k: k  # noqa: E731
-        first = state if self.reuse else None
         tableau = Tableau.of(self.solver.tableau)
         y1, error, dense, last = explicit_step(tableau, field, product, (t0, t1), y0, first)
-        return y1, error, dense, last if self.reuse else None, diffrax.RESULTS.successful
+        after = state if self.again or not self.reuse else self._kept(last)
+        return y1, error, dense, after, diffrax.RESULTS.successful
 
     def _after_jump(self, t0: Any, y0: Any, state: Any, made_jump: Any) -> Any:
         """The first stage, evaluated again where the field has jumped since it was computed."""
@@ -176,10 +187,16 @@ def _generic(solver: Any, terms: Any, args: Any, kind: Literal["lax", "bounded"]
     return Generic(solver, terms, args, Once(own))
 
 
-def methods(solver: Any, terms: Any, t0: Any, y0: Any, args: Any) -> tuple[AbstractMethod, AbstractMethod]:
-    """The method for running the loop, and the one to differentiate in a replay."""
+def methods(solver: Any, terms: Any, args: Any, start: Any, inner: bool) -> tuple[AbstractMethod, AbstractMethod]:
+    """The method for running the loop from `start = (t0, y0)`, and the one to differentiate in a replay.
+
+    `inner`: all that is seen of the solver state and of the stages is what the next step makes of them.
+    """
     if not _is_plain(solver):
         return _generic(solver, terms, args, "lax"), _generic(solver, terms, args, "bounded")
+    t0, y0 = start
     reuse = solver.tableau.fsal and not terms.is_vf_expensive(t0, t0, y0, args)
     method = ExplicitRungeKutta(solver, terms, args, Once(terms.vf), reuse)
-    return method, method
+    if not (reuse and inner):
+        return method, method
+    return replace(method, stopped=True), replace(method, again=True)

@@ -93,6 +93,13 @@ def outputs(asked: Asked, state: Any) -> list[Saved]:
     return [*filled, *_dense(state)]
 
 
+def hides_stages(asked: Asked) -> bool:
+    """Whether nothing outside the loop sees the solver state or the stages of a step."""
+    saveat = asked.saveat
+    subs = jtu.tree_leaves(saveat.subs, is_leaf=_is_sub)
+    return asked.event is None and not (saveat.dense or saveat.solver_state or any(s.ts is not None for s in subs))
+
+
 def finished(asked: Asked, state: Any, saved: Sequence[Saved], cursors: Sequence[Any], written: Any) -> dict[str, Any]:
     """The fields of Diffrax's state that hold what was saved."""
     subs = jtu.tree_leaves(asked.saveat.subs, is_leaf=_is_sub)

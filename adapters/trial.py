@@ -86,7 +86,7 @@ def _choose(kept: Any, new: Any, old: Any) -> Any:
 
 
 def _chosen(kept: Any, new: Any, old: Any) -> Any:
-    return jtu.tree_map(lambda a, b: jnp.where(kept, a, b), new, old)
+    return jtu.tree_map(lambda a, b: b if a is b else jnp.where(kept, a, b), new, old)
 
 
 def clip_floor(t1: Any) -> Any:

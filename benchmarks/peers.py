@@ -117,9 +117,9 @@ def differentiated(function: Callable[..., Any], count: int = 2) -> Callable[...
 
 
 def calls_of(function: Callable[..., Any], inputs: Sequence[Any], what: Sequence[str] = (FORWARD, GRADIENT)) -> Calls:
-    """Compiled calls of a loss, and of its value and gradient."""
+    """Calls of a loss, and of its value and gradient, as users make them: through `jax.jit`."""
     functions = {FORWARD: function, GRADIENT: differentiated(function, len(inputs))}
-    return {name: functools.partial(compiled(functions[name], *inputs)[0], *inputs) for name in what}
+    return {name: functools.partial(jax.jit(functions[name]), *inputs) for name in what}
 
 
 def with_diffrax(adjoint: diffrax.AbstractAdjoint, case: Case, what: Sequence[str] = (FORWARD, GRADIENT)) -> Calls:

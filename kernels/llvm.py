@@ -53,7 +53,7 @@ class LlvmKernels:
         operands = tuple(i for i, a in enumerate(solve.operands) if inexact(a))
         carry = tuple(sorted(solve.covered))
         linear = Call(solve, None, None, record=True, memory=memory, carry=carry, operands=operands)
-        return lane_bytes(pieces, pieces.state), record_bytes(Pieces(linear))
+        return lane_bytes(pieces, pieces.state), sum(record_bytes(Pieces(linear)))
 
     def forward(self, call: Any, *arrays: Any) -> list[Any]:
         return llvm_lower.forward(call, *arrays)

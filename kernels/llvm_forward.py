@@ -52,7 +52,7 @@ class Forward(Kernel):
         if self.arrays.record is None or not HUGE_PAGES:
             return
         rows = body.emit(f"ptrtoint ptr {self.buffer(body, self.arrays.record[1])} to i64")
-        size = record_bytes(self.pieces)
+        size, _ = record_bytes(self.pieces)
         address = lambda lane: arithmetic(body, "add", rows, arithmetic(body, "mul", lane, size))  # noqa: E731
         page = lambda x, more: arithmetic(body, "and", arithmetic(body, "add", x, more), -_PAGE)  # noqa: E731
         lane = lambda block: arithmetic(body, "mul", block, self.target.width)  # noqa: E731

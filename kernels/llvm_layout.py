@@ -11,7 +11,7 @@ import numpy as np
 
 from gradsolve_backend.kernels.routines import Pieces, Place
 
-WORD = 8
+WORD, LINE = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,12 @@ def _sizes(pieces: Pieces, places: Iterable[Place]) -> list[tuple[Place, np.dtyp
 
 
 def lane_bytes(pieces: Pieces, places: Iterable[Place]) -> int:
-    """Bytes that these places take per lane."""
-    return rounded(sum(dtype.itemsize * count for _, dtype, count in _sizes(pieces, places)))
+    """Bytes that these places take per lane of a block of one lane; a larger block may need less."""
+    return rounded(_bytes(pieces, places))
+
+
+def _bytes(pieces: Pieces, places: Iterable[Place]) -> int:
+    return sum(dtype.itemsize * count for _, dtype, count in _sizes(pieces, places))
 
 
 @dataclass(eq=False)
@@ -53,7 +57,8 @@ class Layout:
         self.state_bytes = lane_bytes(self.pieces, self.pieces.state) * self.width
         self.frame_bytes = max(self.frame_bytes, self.state_bytes)
         self._place(self.pieces.row, 0)
-        self.row_bytes = lane_bytes(self.pieces, self.pieces.row) * self.width
+        # Vectors of all rows are aligned as those of the first.
+        self.row_bytes = rounded(_bytes(self.pieces, self.pieces.row) * self.width, min(LINE, WORD * self.width))
 
     def _place(self, places: Iterable[Place], offset: int) -> int:
         for place, dtype, count in _sizes(self.pieces, places):
@@ -63,7 +68,7 @@ class Layout:
 
     def reserve(self, size: int) -> int:
         """The offset of that many further bytes of the frame."""
-        offset = rounded(self.frame_bytes, 64)
+        offset = rounded(self.frame_bytes, LINE)
         self.frame_bytes = offset + size
         return offset
 

@@ -51,9 +51,10 @@ def record_rows(pieces: Pieces) -> int:
     return (memory - fixed) // row
 
 
-def record_bytes(pieces: Pieces) -> int:
-    """Bytes per lane of a record's rows and checkpoints. Small pages that are never reached are never touched."""
-    return record_rows(pieces) * lane_bytes(pieces, pieces.row) + CHECKPOINTS * lane_bytes(pieces, pieces.state)
+def record_bytes(pieces: Pieces) -> tuple[int, int]:
+    """Bytes per lane of a record's rows, and of its checkpoints. What is never reached is never touched."""
+    rows = record_rows(pieces) * lane_bytes(pieces, pieces.row)
+    return rows, CHECKPOINTS * lane_bytes(pieces, pieces.state)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Arrays:
     linear: tuple[Array, ...] = ()  # tangents or cotangents
     saved: tuple[tuple[Array, ...], ...] = ()  # cotangents of the outputs' values
     results: tuple[Array, ...] = ()
-    record: tuple[int, int] | None = None  # buffers of marks and rows
+    record: tuple[int, int, int] | None = None  # buffers of marks, rows and checkpoints
     frames: int = 0
 
 
@@ -274,13 +275,13 @@ class Kernel(abc.ABC):
     def region(self, body: Body) -> tuple[str, str, str, str]:
         """The record of the block: its rows, how many there are, its checkpoints, how many there are."""
         assert self.arrays.record is not None
-        frame = Frame(body, self.head)
-        offset = arithmetic(body, "mul", frame.first.get(), record_bytes(self.pieces))
-        rows = body.address(self.buffer(body, self.arrays.record[1]), offset)
-        share = lambda n: arithmetic(body, "udiv", arithmetic(body, "mul", frame.valid.get(), n), self.target.width)  # noqa: E731
-        count = share(record_rows(self.pieces))
-        checkpoints = body.address(rows, arithmetic(body, "mul", count, self.layout.row_bytes))
-        return rows, count, checkpoints, share(CHECKPOINTS)
+        frame, found = Frame(body, self.head), []
+        units = self.layout.row_bytes, self.layout.state_bytes
+        for buffer, size, unit in zip(self.arrays.record[1:], record_bytes(self.pieces), units, strict=True):
+            found.append(body.address(self.buffer(body, buffer), arithmetic(body, "mul", frame.first.get(), size)))
+            found.append(arithmetic(body, "udiv", arithmetic(body, "mul", frame.valid.get(), size), unit))
+        rows, count, checkpoints, most = found
+        return rows, count, checkpoints, arithmetic(body, "and", most, -2)
 
     def prepare(self, body: Body, first: str, last: str) -> None:
         """What a task does before its blocks; nothing, for most kernels."""

@@ -35,8 +35,8 @@ SHORT = 500  # equations of a step that runs faster with two registers per vecto
 
 def record_avals(call: Call) -> list[jax.ShapeDtypeStruct]:
     """The arrays of a record, for one lane."""
-    size = record_bytes(Pieces(call))
-    return [jax.ShapeDtypeStruct((MARKS,), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.uint8)]
+    buffers = [jax.ShapeDtypeStruct((size,), jnp.uint8) for size in record_bytes(Pieces(call))]
+    return [jax.ShapeDtypeStruct((MARKS,), jnp.int32), *buffers]
 
 
 def width(call: Call, lanes: int) -> int:
@@ -148,9 +148,8 @@ def forward(call: Call, *inputs: Any) -> list[Any]:
         out.append(results.add((lanes, *a.shape), a.dtype, elements, lanes=True))
     record = None
     if call.record:
-        record = (results.first + len(results.avals), results.first + len(results.avals) + 1)
-        for a in record_avals(call):
-            results.add((lanes, *a.shape), a.dtype, a.size)
+        arrays_of = [results.add((lanes, *a.shape), a.dtype, a.size) for a in record_avals(call)]
+        record = tuple(a.buffer for a in arrays_of)
     frames = results.add((0,), jnp.uint8, 0).buffer
     size = solve.size
     described = Arrays(tuple(arrays[:size]), tuple(arrays[size:]), results=tuple(out), record=record, frames=frames)
@@ -185,11 +184,11 @@ class Linear:
     def described(self) -> dict[str, Any]:
         """The primal arrays."""
         size, count = self.call.solve.size, len(self.call.solve.operands)
-        marks, rows = (self._recorded(size + count + j) for j in range(2))
+        record = tuple(self._recorded(size + count + j) for j in range(len(self.call.recorded)))
         return {
             "carry": tuple(self.array(i) for i in range(size)),
             "operands": tuple(self.array(size + i) for i in range(count)),
-            "record": (marks, rows),
+            "record": record,
         }
 
     def _recorded(self, i: int) -> int:

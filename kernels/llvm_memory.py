@@ -6,8 +6,12 @@ padding, nor a saved value beyond its buffer.
 
 from collections.abc import Callable
 
-from gradsolve_backend.kernels.llvm_flow import arithmetic, compare, counting, when
+import numpy as np
+
+from gradsolve_backend.kernels.llvm_flow import arithmetic, counting
 from gradsolve_backend.kernels.llvm_ir import Body, Module, Target
+
+INT, LONG = np.dtype(np.int32), np.dtype(np.int64)
 
 
 class Movers:
@@ -42,6 +46,28 @@ class Movers:
         value = body.emit(f"load {kind}, ptr {body.emit(f'getelementptr {kind}, ptr {base}, i64 {lane}')}")
         return value if kind == "i64" else body.emit(f"zext {kind} {value} to i64")
 
+    # ---- all lanes at once: places in a buffer of rows, slots and elements
+
+    def _vector_of(self, size: int) -> str:
+        return f"<{self.target.width} x i{8 * size}>"
+
+    def _places(self, b: Body, base: str, at: str, rows: str, shape: tuple[int, str, str]) -> tuple[str, str]:
+        """For each lane the first element at its slot, which the place `at` holds, and whether there is such a slot."""
+        size, slots, elements = shape
+        long = b.vector("i64")
+        slot = b.emit(f"zext {b.vector('i32')} {b.load(at, 0, INT).name} to {long}")
+        inside = b.emit(f"icmp ult {long} {slot}, {b.broadcast(slots, LONG).name}")
+        first = b.emit(f"mul {long} {rows}, {b.broadcast(slots, LONG).name}")
+        number = b.emit(f"add {long} {first}, {slot}")
+        offset = b.emit(f"mul {long} {number}, {b.broadcast(elements, LONG).name}")
+        return b.emit(f"getelementptr i{8 * size}, ptr {base}, {long} {offset}"), inside
+
+    def _next(self, b: Body, size: int, places: str, e: str) -> str:
+        return b.emit(f"getelementptr i{8 * size}, {b.vector('ptr')} {places}, i64 {e}")
+
+    def _masked(self, b: Body, name: str, size: int) -> str:
+        return f"llvm.masked.{name}.v{self.target.width}i{8 * size}.v{self.target.width}p0"
+
     def enter(self, body: Body, size: int, array: str, rows: str, elements: int, slot: str) -> None:
         """Read each lane's row, the one whose number is in the slot `rows`."""
 
@@ -73,14 +99,17 @@ class Movers:
         """Write each lane's value into its own slot of a buffer; `at`: slots, first row, number of rows."""
 
         def write(b: Body) -> None:
-            with counting(b, 0, "%6") as lane:
-                place = self._lane(b, "%4", lane, "i32")
-                with when(b, compare(b, "ult", place, "%2")):
-                    row = arithmetic(b, "mul", arithmetic(b, "add", "%5", lane), "%2")
-                    start = arithmetic(b, "mul", arithmetic(b, "add", row, place), "%3")
-                    with counting(b, 0, "%3") as e:
-                        target = self._element(b, size, "%1", arithmetic(b, "add", start, e))
-                        self._copy(b, size, self._vector(b, size, "%0", e, lane), target)
+            long, kind, bit = b.vector("i64"), self._vector_of(size), b.vector("i1")
+            lane = f"<{', '.join(f'i64 {w}' for w in range(self.target.width))}>"
+            valid = b.emit(f"icmp slt {long} {lane}, {b.broadcast('%6', LONG).name}")
+            rows = b.emit(f"add {long} {lane}, {b.broadcast('%5', LONG).name}")
+            places, inside = self._places(b, "%1", "%4", rows, (size, "%2", "%3"))
+            mask, name = b.emit(f"and {bit} {valid}, {inside}"), self._masked(b, "scatter", size)
+            self.module.declare(f"void @{name}({kind}, {b.vector('ptr')}, i32, {bit})")
+            with counting(b, 0, "%3") as e:
+                value = b.emit(f"load {kind}, ptr {self._vector(b, size, '%0', e, '0')}, align {size}")
+                target = f"{b.vector('ptr')} {self._next(b, size, places, e)}"
+                b.line(f"call void @{name}({kind} {value}, {target}, i32 {size}, {bit} {mask})")
 
         slots, elements = shape
         arguments = [("ptr", slot), ("ptr", array), ("i64", str(slots)), ("i64", str(elements))]
@@ -91,16 +120,13 @@ class Movers:
         """Read each lane's value at its own slot of a buffer, zero beyond the end; `at`: slots, numbers of the rows."""
 
         def write(b: Body) -> None:
-            with counting(b, 0, self.target.width) as lane:
-                place = self._lane(b, "%4", lane, "i32")
-                inside = compare(b, "ult", place, "%2")
-                row = arithmetic(b, "mul", self._lane(b, "%5", lane), "%2")
-                start = arithmetic(b, "mul", arithmetic(b, "add", row, place), "%3")
-                with counting(b, 0, "%3") as e:
-                    target = self._vector(b, size, "%1", e, lane)
-                    b.line(f"store i{8 * size} 0, ptr {target}")
-                    with when(b, inside):
-                        self._copy(b, size, self._element(b, size, "%0", arithmetic(b, "add", start, e)), target)
+            kind = self._vector_of(size)
+            places, inside = self._places(b, "%0", "%4", b.load("%5", 0, LONG).name, (size, "%2", "%3"))
+            with counting(b, 0, "%3") as e:
+                given = [(b.vector("ptr"), self._next(b, size, places, e)), ("i32", str(size))]
+                given += [(b.vector("i1"), inside), (kind, "zeroinitializer")]
+                value = b.call(kind, self._masked(b, "gather", size), given)
+                b.line(f"store {kind} {value}, ptr {self._vector(b, size, '%1', e, '0')}, align {size}")
 
         slots, elements = shape
         arguments = [("ptr", array), ("ptr", slot), ("i64", str(slots)), ("i64", str(elements))]

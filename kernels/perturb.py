@@ -34,12 +34,17 @@ def reached_outputs(function: LaneFunction, arguments: Iterable[int], operands: 
     return _program(function.jaxpr, [*[False] * len(function.fixed), *(s in roots for s in function.sources)])
 
 
-def reached_in_loop(advance: LaneFunction, size: int, carry: Iterable[int], operands: Iterable[int]) -> frozenset[int]:
-    """The loop variables (the first `size` arguments and outputs) that a derivative reaches in the course of a loop."""
+def reached_in_loop(
+    steps: Sequence[LaneFunction], size: int, carry: Iterable[int], operands: Iterable[int]
+) -> frozenset[int]:
+    """The loop variables (the first `size` arguments and outputs) that a derivative reaches in the course of a loop.
+
+    Through any of the functions of a step.
+    """
     operands, known = tuple(operands), frozenset(carry)
     while True:
-        out = reached_outputs(advance, known, operands)[:size]
-        grown = known | {i for i, r in enumerate(out) if r}
+        found = [reached_outputs(step, known, operands)[:size] for step in steps]
+        grown = known | {i for i, reached in enumerate(zip(*found, strict=True)) if any(reached)}
         if grown == known:
             return known
         known = grown

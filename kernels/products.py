@@ -7,7 +7,7 @@ long as with its factors in this order.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,10 +41,17 @@ def _early(jaxpr: Jaxpr, late: Sequence[bool]) -> set[Any]:
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], inputs: Sequence[Any], late: Sequence[bool]) -> list[Any]:
     early = _early(jaxpr, late)
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *inputs), strict=True))
+    transposed: dict[Any, tuple[Any, Sequence[int]]] = {}  # the array before, and the order of its axes
     read = lambda v: v.val if isinstance(v, Literal) else env[v]  # noqa: E731
     for eqn in jaxpr.eqns:
         given, is_late = [read(v) for v in eqn.invars], [v not in early for v in eqn.outvars]
-        out = _equation(eqn, given, is_late)
+        if eqn.primitive.name == "transpose":
+            transposed[eqn.outvars[0]] = given[0], eqn.params["permutation"]
+        if eqn.primitive.name == "dot_general" and all(is_late):
+            sources = [transposed.get(v, (x, range(x.ndim))) for v, x in zip(eqn.invars, given, strict=True)]
+            out = [_product(given, sources, eqn.params)]
+        else:
+            out = _equation(eqn, given, is_late)
         env.update(zip(eqn.outvars, out, strict=True))
     return [read(v) for v in jaxpr.outvars]
 
@@ -53,29 +60,41 @@ def _equation(eqn: Any, given: Sequence[Any], late: Sequence[bool]) -> Sequence[
     inner = eqn.params.get(CALLS.get(eqn.primitive.name, ""))
     if inner is not None and any(late):
         return _evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), given, late)
-    if eqn.primitive.name == "dot_general" and all(late):
-        a, b = given
-        return [_product(a, b, eqn.params)]
     out = eqn.primitive.bind(*given, **eqn.params)
     return out if eqn.primitive.multiple_results else [out]
 
 
-def _product(a: Any, b: Any, params: dict[str, Any]) -> Any:
-    """A product of two matrices, or of what acts as such, whose left factor is stored as the fast order wants it."""
-    ((in_a, in_b), (batch, _)) = params["dimension_numbers"]
-    free_a, free_b = _others(a, in_a), _others(b, in_b)
-    rows, columns = (math.prod(x.shape[i] for i in free) for x, free in ((a, free_a), (b, free_b)))
-    if batch or min(rows, columns) < 2:
-        return jax.lax.dot_general_p.bind(a, b, **params)
-    if rows > columns:
-        turned = {**params, "dimension_numbers": ((in_b, in_a), ((), ()))}
-        # Behind a barrier, as XLA would otherwise turn the product back.
-        out = jax.lax.optimization_barrier(_product(b, a, turned))
-        return jnp.moveaxis(out, range(len(free_b)), range(-len(free_b), 0))
-    left = jax.lax.optimization_barrier(jnp.transpose(a, (*free_a, *in_a)))
-    inner = tuple(range(len(free_a), left.ndim))
-    return jax.lax.dot_general_p.bind(left, b, **{**params, "dimension_numbers": ((inner, in_b), ((), ()))})
+class Factor(NamedTuple):
+    """A factor of a product, with those of its axes that the product keeps, in their order there, and the others."""
+
+    x: Any
+    kept: list[int]
+    summed: list[int]
+
+    @property
+    def width(self) -> int:
+        """Number of elements along the axes that are kept."""
+        return math.prod(self.x.shape[i] for i in self.kept)
 
 
-def _others(x: Any, axes: Sequence[int]) -> list[int]:
-    return [i for i in range(x.ndim) if i not in axes]
+def _product(given: Sequence[Any], sources: Sequence[tuple[Any, Sequence[int]]], params: dict[str, Any]) -> Any:
+    """What `dot_general` makes of the `given` arrays, of which each is a transpose of its source."""
+    summed, (batch, _) = params["dimension_numbers"]
+    a, b = (
+        Factor(x, [order[i] for i in range(x.ndim) if i not in axes], [order[i] for i in axes])
+        for (x, order), axes in zip(sources, summed, strict=True)
+    )
+    if batch or min(a.width, b.width) < 2 or any(f.kept != sorted(f.kept) for f in (a, b)):
+        return jax.lax.dot_general_p.bind(*given, **params)
+    if a.width <= b.width:
+        return _ordered(a, b, params)
+    # Behind a barrier, as XLA would otherwise turn the product back.
+    out = jax.lax.optimization_barrier(_ordered(b, a, params))
+    return jnp.moveaxis(out, range(len(b.kept)), range(-len(b.kept), 0))
+
+
+def _ordered(a: Factor, b: Factor, params: dict[str, Any]) -> Any:
+    """A product with the left factor stored as the fast order wants it."""
+    left = jax.lax.optimization_barrier(jnp.transpose(a.x, (*a.kept, *a.summed)))
+    numbers = ((tuple(range(len(a.kept), left.ndim)), tuple(b.summed)), ((), ()))
+    return jax.lax.dot_general_p.bind(left, b.x, **{**params, "dimension_numbers": numbers})

@@ -84,7 +84,7 @@ class Solve:
 
 def reached_carry(solve: Solve, operands: Sequence[int], carry: Sequence[int] = ()) -> frozenset[int]:
     """The loop variables that a derivative with respect to these operands and loop variables reaches."""
-    found = reached_in_loop(solve.advance, solve.size, carry, operands)
+    found = reached_in_loop((solve.advance, solve.fixed), solve.size, carry, operands)
     return frozenset(i for i in found if inexact(solve.carry[i]))
 
 
