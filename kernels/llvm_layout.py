@@ -1,7 +1,8 @@
 """Where the places of a call lie in memory: in the frame of the worker that runs a block of lanes, or in a row.
 
 A slot holds the elements of a value one after the other, each as one vector over lanes. The frame begins with the state
-of the loop over steps, so that a checkpoint is a copy of its first bytes.
+of the loop over steps, so that a checkpoint is a copy of its first bytes. What each column of tangents or cotangents
+has for itself is in an area of its own, behind the frame.
 """
 
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ import numpy as np
 from gradsolve_backend.kernels.routines import Pieces, Place
 
 WORD, LINE = 8, 64
+OF_COLUMNS = frozenset({"d", "ct", "sum", "before"})  # first words of the kinds of places that each column has
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Layout:
     width: int
     slots: dict[Place, Slot] = field(default_factory=dict)
     frame_bytes: int = 0
+    column_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.frame_bytes = self._place(self.pieces.state, 0)
@@ -66,15 +69,25 @@ class Layout:
             offset += dtype.itemsize * count * self.width
         return offset
 
+    def base(self, place: Place) -> str:
+        """The pointer behind which a place lies."""
+        kind = place[0].split()[0]
+        return "%row" if kind == "row" else "%column" if kind in OF_COLUMNS else "%frame"
+
     def reserve(self, size: int) -> int:
         """The offset of that many further bytes of the frame."""
         offset = rounded(self.frame_bytes, LINE)
         self.frame_bytes = offset + size
         return offset
 
-    def vectors(self, dtype: np.dtype, count: int) -> Slot:
-        """A slot of the frame that is no place: room for `count` vectors."""
-        return Slot(self.reserve(count * self.width * dtype.itemsize), dtype, count)
+    def vectors(self, dtype: np.dtype, count: int, column: bool = False) -> Slot:
+        """A slot that is no place, of the frame or of each column: room for `count` vectors."""
+        size = count * self.width * dtype.itemsize
+        if not column:
+            return Slot(self.reserve(size), dtype, count)
+        offset = self.column_bytes
+        self.column_bytes = rounded(offset + size, LINE)
+        return Slot(offset, dtype, count)
 
     def strip(self, count: int) -> list[int]:
         """Offsets of that many further vectors, of any dtype, side by side."""
@@ -82,10 +95,10 @@ class Layout:
         return [start + i * size for i in range(count)]
 
     def slot(self, place: Place) -> Slot:
-        """The slot of a place; one of the frame is made when it is first asked for."""
+        """The slot of a place; one that is not in the row is made when it is first asked for."""
         found = self.slots.get(place)
         if found is None:
             assert place[0] != "row", f"{place} is not part of the row"
             [(_, dtype, count)] = _sizes(self.pieces, [place])
-            found = self.slots[place] = self.vectors(dtype, count)
+            found = self.slots[place] = self.vectors(dtype, count, self.base(place) == "%column")
         return found

@@ -16,7 +16,7 @@ import numpy as np
 
 from gradsolve_backend.kernels.llvm_flow import Number, arithmetic, compare, counting, during, smaller
 from gradsolve_backend.kernels.llvm_ir import Body, Module, Target, Value
-from gradsolve_backend.kernels.llvm_layout import Layout, Slot, lane_bytes, rounded
+from gradsolve_backend.kernels.llvm_layout import LINE, Layout, Slot, lane_bytes, rounded
 from gradsolve_backend.kernels.llvm_memory import Movers
 from gradsolve_backend.kernels.llvm_routine import Writer
 from gradsolve_backend.kernels.routines import ALIVE, KEPT, WAS_ALIVE, Pieces, Place, Routine
@@ -27,6 +27,7 @@ FEWEST = 8
 WIDEST = 16  # lanes of a vector
 CHECKPOINTS = 2 * WIDEST  # of a record; an even number for every lane of a block
 AGAIN = 128  # rows of the frame, for steps that are run again
+GROUP = 16  # columns that a sweep takes together, so that what they share is computed once
 MARKS = 4  # per lane: steps of its block, number of the lane, of all lanes, a hash of the final state
 
 LANES, COLUMNS, PER_TASK = 3, 4, 5  # parameters of a kernel after those that the entry reads
@@ -83,9 +84,12 @@ class Arrays:
     results: tuple[Array, ...] = ()
     record: tuple[int, int, int] | None = None  # buffers of marks, rows and checkpoints
     frames: int = 0
+    columns: int = 1  # of tangents or cotangents
 
 
-NUMBERS = ("lanes", "first", "valid", "column", "steps", "next", "count", "distance", "piece")
+NUMBERS = (
+    "lanes", "first", "valid", "column", "group", "members", "steps", "next", "count", "distance", "piece",
+)  # fmt: skip
 
 
 class Frame:
@@ -116,6 +120,7 @@ class Kernel(abc.ABC):
         self.local_row = self.layout.reserve(self.layout.row_bytes)
         self.lane_rows: dict[tuple, Slot] = {}
         self.functions: dict[str, list[list[str]]] = {}
+        self.column = "null"  # the area of the column that the function being written is at
 
     @abc.abstractmethod
     def make(self) -> str:
@@ -129,8 +134,10 @@ class Kernel(abc.ABC):
     # ---- functions
 
     def body(self, name: str, more: str = "") -> Body:
-        """A function of a frame, a row and the buffers."""
-        return Body(self.module, self.target, f"internal void @{name}(ptr %frame, ptr %row, ptr %buffers{more})")
+        """A function of a frame, a row and the buffers; it begins at the first of the columns."""
+        body = Body(self.module, self.target, f"internal void @{name}(ptr %frame, ptr %row, ptr %buffers{more})")
+        self.column = body.address("%frame", body.emit("load i64, ptr @columns"))
+        return body
 
     def end(self, body: Body) -> None:
         """Return, and add the function."""
@@ -147,13 +154,13 @@ class Kernel(abc.ABC):
         """Call a routine but for what is done once for each block, or one part of the rest."""
         parts = self.functions[name][1:]
         for function in [f for p in (parts if part is None else [parts[part]]) for f in p]:
-            body.line(f"call void @{function}(ptr %frame, ptr {row})")
+            body.line(f"call void @{function}(ptr %frame, ptr {row}, ptr {self.column})")
 
     def run_once(self, body: Body) -> None:
         """What of all routines depends on operands only; they must be there."""
         for parts in self.functions.values():
             for function in parts[0]:
-                body.line(f"call void @{function}(ptr %frame, ptr null)")
+                body.line(f"call void @{function}(ptr %frame, ptr null, ptr null)")
 
     def buffer(self, body: Body, number: int) -> str:
         """The data of an array."""
@@ -161,12 +168,15 @@ class Kernel(abc.ABC):
 
     def place(self, body: Body, place: Place, row: str = "%row") -> str:
         """The address of a place."""
-        return body.address(row if place[0] == "row" else "%frame", self.layout.slot(place).offset)
+        return body.address(self.pointer(place, row), self.layout.slot(place).offset)
+
+    def pointer(self, place: Place, row: str = "%row") -> str:
+        """What the offset of a place counts from."""
+        return {"%row": row, "%frame": "%frame", "%column": self.column}[self.layout.base(place)]
 
     def any(self, body: Body, place: Place, row: str = "%row") -> str:
         """Whether a mark holds in some lane."""
-        base = row if place[0] == "row" else "%frame"
-        return body.any_lane(body.load(base, self.layout.slot(place).offset, BOOL))
+        return body.any_lane(body.load(self.pointer(place, row), self.layout.slot(place).offset, BOOL))
 
     def copy(self, body: Body, target: str, source: str, size: int) -> None:
         """Copy bytes."""
@@ -176,10 +186,10 @@ class Kernel(abc.ABC):
     # ---- which row of an array belongs to a lane
 
     def rows_of(self, array: Array) -> Slot:
-        """The slot with the row number of each lane."""
+        """The slot with the row number of each lane, which every column has."""
         kind = (array.lanes, array.columns, array.index)
         if kind not in self.lane_rows:
-            self.lane_rows[kind] = self.layout.vectors(LONG, 1)
+            self.lane_rows[kind] = self.layout.vectors(LONG, 1, column=True)
         return self.lane_rows[kind]
 
     def write_rows(self, body: Body) -> None:
@@ -196,7 +206,7 @@ class Kernel(abc.ABC):
                 if index is not None:
                     entry = body.emit(f"getelementptr i32, ptr {self.buffer(body, index)}, i64 {both}")
                     row = body.emit(f"sext i32 {body.emit(f'load i32, ptr {entry}')} to i64")
-                target = body.emit(f"getelementptr i64, ptr {body.address('%frame', slot.offset)}, i64 {w}")
+                target = body.emit(f"getelementptr i64, ptr {body.address(self.column, slot.offset)}, i64 {w}")
                 body.line(f"store i64 {row}, ptr {target}")
 
     def lanes(self, body: Body) -> str:
@@ -206,7 +216,7 @@ class Kernel(abc.ABC):
     def enter(self, body: Body, array: Array, place: Place) -> None:
         """Read an array's rows into a place."""
         if array.elements:
-            rows = body.address("%frame", self.rows_of(array).offset)
+            rows = body.address(self.column, self.rows_of(array).offset)
             self.movers.enter(
                 body,
                 array.dtype.itemsize,
@@ -255,7 +265,7 @@ class Kernel(abc.ABC):
             if ("operand", i) in self.layout.slots:
                 self.enter(body, array, ("operand", i))
             if i in self.writer.tables:
-                rows = body.load("%frame", self.rows_of(array).offset, LONG)
+                rows = body.load(self.column, self.rows_of(array).offset, LONG)
                 size = body.splat(array.elements * array.dtype.itemsize, LONG)
                 offset = body.emit(f"mul {body.type(LONG)} {rows.name}, {size.name}")
                 base = body.emit(f"ptrtoint ptr {self.buffer(body, array.buffer)} to i64")
@@ -291,7 +301,7 @@ class Kernel(abc.ABC):
         """`@kernel`: the blocks of a task, after clearing the task's part of results that are summed over lanes."""
         signature = "void @kernel(ptr %buffers, ptr %params, i64 %task, i64 %worker)"
         body = Body(self.module, self.target, signature)
-        size = rounded(self.layout.frame_bytes, 4096)
+        size = self.frame_bytes
         frames = body.emit(f"load ptr, ptr {body.address('%buffers', 8 * self.arrays.frames)}")
         body.line(f"%frame = getelementptr i8, ptr {frames}, i64 {arithmetic(body, 'mul', '%worker', size)}")
         number = lambda i: Number(body, "%params", 8 * i).get()  # noqa: E731
@@ -314,12 +324,19 @@ class Kernel(abc.ABC):
             arguments = f"ptr %frame, ptr null, ptr %buffers, i64 {block}, i64 {columns}, i64 {tasks}, i64 %task"
             body.line(f"call void @block({arguments})")
         self.end(body)
+        self.module.add(f"@columns = internal constant i64 {rounded(self.layout.frame_bytes, LINE)}")
+        self.module.add(f"@column = internal constant i64 {self.layout.column_bytes}")
         return self.module.text()
 
     @property
+    def group(self) -> int:
+        """Columns that are in the frame at a time."""
+        return 1
+
+    @property
     def frame_bytes(self) -> int:
-        """Bytes of a worker's frame."""
-        return rounded(self.layout.frame_bytes, 4096)
+        """Bytes of a worker's frame, with the columns."""
+        return rounded(rounded(self.layout.frame_bytes, LINE) + self.group * self.layout.column_bytes, 4096)
 
     def block(self) -> Body:
         """`@block`, to be written."""

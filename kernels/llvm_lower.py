@@ -228,7 +228,11 @@ def tangent(call: Call, *inputs: Any) -> list[Any]:
             for a in call.saved(o)
         ]
     frames = results.add((0,), jnp.uint8, 0).buffer
-    kernel = Tangent(call, linear.target, Arrays(**described, linear=given, results=tuple(out), frames=frames))
+    kernel = Tangent(
+        call,
+        linear.target,
+        Arrays(**described, linear=given, results=tuple(out), frames=frames, columns=linear.columns),
+    )
     found = linear.run(kernel, results)
     return [linear.left(x, True, i) for i, x in enumerate(found)]
 
@@ -248,7 +252,7 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
         shape = linear.shape(a) if own[-1] else (linear.columns, linear.tasks, *a.shape)
         out.append(results.add(shape, a.dtype, a.size, lanes=own[-1], columns=own[-1]))
     frames = results.add((0,), jnp.uint8, 0).buffer
-    arrays = Arrays(**described, linear=cts, saved=saved, results=tuple(out), frames=frames)
+    arrays = Arrays(**described, linear=cts, saved=saved, results=tuple(out), frames=frames, columns=linear.columns)
     found = linear.run(Cotangent(call, linear.target, arrays), results)
     found = [x if lanes else jnp.sum(x, axis=1) for x, lanes in zip(found, own, strict=True)]
     return [linear.left(x, lanes, j) for j, (x, lanes) in enumerate(zip(found, own, strict=True))]

@@ -1,4 +1,4 @@
-"""A routine as LLVM functions `void @name(ptr %frame, ptr %row)` that read and write slots.
+"""A routine as LLVM functions `void @name(ptr %frame, ptr %row, ptr %column)` that read and write slots.
 
 A long program is cut into functions of bounded length, because the time that LLVM needs for a block of code grows
 faster than its length; a value that a later function needs goes through the frame. A program that is called becomes a
@@ -19,7 +19,7 @@ from gradsolve_backend.kernels.routines import Place, Routine
 from gradsolve_backend.kernels.scalar import SHARED, ScalarProgram
 
 CHUNK = 1500  # instructions of one LLVM function
-SIGNATURE = "internal void @{}(ptr noalias %frame, ptr noalias %row)"
+SIGNATURE = "internal void @{}(ptr noalias %frame, ptr noalias %row, ptr noalias %column)"
 ADDRESS = np.dtype(np.int64)
 
 
@@ -69,9 +69,8 @@ class Writer:
     def element(self, place: Place, index: int) -> Element:
         """One element of a place."""
         slot = self.layout.slot(place)
-        base = "%row" if place[0] == "row" else "%frame"
         offset = slot.offset + index * slot.dtype.itemsize * self.layout.width
-        return Element(base, offset, slot.dtype, lasting=place[0] == "operand")
+        return Element(self.layout.base(place), offset, slot.dtype, lasting=place[0] == "operand")
 
     def write(self, routine: Routine) -> list[list[str]]:
         """The functions of a routine, by part: what depends on operands only, the early part, the rest."""
@@ -233,7 +232,7 @@ class Function:
                 self._store(self._read(v), argument)
         results = self.body.address("%frame", self.cut.kept[one.outputs[0]].offset)
         for name in callee.names:
-            self.body.line(f"call void @{name}(ptr %frame, ptr {results})")
+            self.body.line(f"call void @{name}(ptr %frame, ptr {results}, ptr null)")
 
     def _read(self, v: Any) -> Any:
         if isinstance(v, Literal):

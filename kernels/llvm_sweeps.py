@@ -1,15 +1,49 @@
 """The tangent and cotangent sweeps of the `llvm` backend over the record of a forward pass."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 
 from gradsolve_backend.kernels.llvm_flow import Number, arithmetic, compare, counting, during, smaller, when
 from gradsolve_backend.kernels.llvm_ir import Body
-from gradsolve_backend.kernels.llvm_loops import AGAIN, INT, MARKS, Array, Frame, Kernel
+from gradsolve_backend.kernels.llvm_loops import AGAIN, GROUP, INT, MARKS, Array, Frame, Kernel
 from gradsolve_backend.kernels.routines import Place
 
 
 class Sweep(Kernel):
-    """What both sweeps need: the record's marks, and the steps beyond its rows."""
+    """What both sweeps need: groups of columns, the record's marks, and the steps beyond its rows."""
+
+    @property
+    def group(self) -> int:
+        """Columns that are in the frame at a time."""
+        return max(1, min(GROUP, self.arrays.columns))
+
+    @property
+    def apart(self) -> bool:
+        """Whether what columns share is computed apart from what each has for itself."""
+        return self.group > 1
+
+    @contextlib.contextmanager
+    def groups(self, body: Body) -> Iterator[None]:
+        """For each group of columns."""
+        frame = Frame(body, self.head)
+        count = arithmetic(body, "udiv", arithmetic(body, "add", "%columns", self.group - 1), self.group)
+        with counting(body, 0, count) as i:
+            first = arithmetic(body, "mul", i, self.group)
+            frame.group.set(first)
+            frame.members.set(smaller(body, arithmetic(body, "sub", "%columns", first), self.group))
+            yield
+
+    @contextlib.contextmanager
+    def each_column(self, body: Body) -> Iterator[None]:
+        """For each column of the group."""
+        frame, first = Frame(body, self.head), self.column
+        with counting(body, 0, frame.members.get()) as i:
+            frame.column.set(arithmetic(body, "add", frame.group.get(), i))
+            size = body.emit("load i64, ptr @column")
+            self.column = body.address(first, arithmetic(body, "mul", i, size))
+            yield
+        self.column = first
 
     def verified(self, body: Body) -> str:
         """An `i1`: whether the record is that of the lanes of this block."""
@@ -72,13 +106,14 @@ class Cotangent(Sweep):
         self._write_segment()
         body = self.block()
         self.locate(body)
-        with counting(body, 0, "%columns") as column:
-            Frame(body, self.head).column.set(column)
-            self.write_rows(body)
+        with self.groups(body):
+            with self.each_column(body):
+                self.write_rows(body)
+                self._enter_linear(body)
             self.enter_operands(body)
-            self._enter_linear(body)
             self._sweep(body)
-            self._leave_linear(body, column)
+            with self.each_column(body):
+                self._leave_linear(body)
         self.end(body)
         return self.write_kernel(tuple(self.summed.values()))
 
@@ -93,7 +128,8 @@ class Cotangent(Sweep):
             place = self.place(body, ("sum", i))
             body.line(f"call void @llvm.memset.p0.i64(ptr {place}, i8 0, i64 {size}, i1 false)")
 
-    def _leave_linear(self, body: Body, column: str) -> None:
+    def _leave_linear(self, body: Body) -> None:
+        column = Frame(body, self.head).column.get()
         results = iter(self.arrays.results)
         for i in self.call.carry:
             self.leave(body, ("ct", i), next(results))
@@ -110,36 +146,45 @@ class Cotangent(Sweep):
     def _write_back(self) -> None:
         """`@back_step`: back through the step of a row."""
         pieces, solve = self.pieces, self.call.solve
-        self.write(pieces.back())
-        if pieces.samples:
-            self.write(pieces.clear())
+        back = pieces.back(self.apart)
+        self.write(back)
         body = self.body("back_step")
         with when(body, self.moved_row(body)):
+            if back.late:
+                self.run(body, back.name, part=0)
             if pieces.samples:
-                self.run(body, "back", part=0)
-                self.run(body, "clear")
+                self.write(pieces.clear())
+                with self.each_column(body):
+                    self.run(body, "clear")
             for o, output in enumerate(solve.outputs):
                 if output.sample is not None:
                     self._back_samples(body, o)
                 if output.every:
-                    replayed = output.sample is None
-                    self.write(pieces.emit(o, replayed))
-                    self.run(body, pieces.emit(o, replayed).name)
-                    self._gather(body, o)
-            if pieces.samples:
-                self.run(body, "back", part=1)
-            else:
-                self.run(body, "back")
+                    emit = pieces.emit(o, replayed=output.sample is None)
+                    self.write(emit)
+                    self.run(body, emit.name)
+                    with self.each_column(body):
+                        self._gather(body, o)
+            with self.each_column(body):
+                self.run(body, back.name, part=1 if back.late else None)
         self.end(body)
 
     def _back_samples(self, body: Body, o: int) -> None:
+        """Walk through the requested times in the step; with many columns each stays there until all have been."""
         pieces = self.pieces
-        self.write(pieces.due(o, replayed=True), pieces.here(o), pieces.sample_back(o))
+        sample = pieces.sample_back(o, self.apart)
+        self.write(pieces.due(o, replayed=True), pieces.here(o), sample)
         self.run(body, f"redue.{o}")
         with during(body, lambda: self.any(body, ("more", o))):
             self.run(body, f"here.{o}")
-            self._gather(body, o)
-            self.run(body, f"sample_back.{o}")
+            if sample.late:
+                self.run(body, sample.name, part=0)
+            with self.each_column(body):
+                self._gather(body, o)
+                self.run(body, sample.name, part=1 if sample.late else None)
+            if self.apart:
+                self.write(pieces.passed(o))
+                self.run(body, f"pass.{o}")
 
     def _gather(self, body: Body, o: int) -> None:
         """The cotangents of the values of an output at each lane's slot."""
@@ -148,7 +193,7 @@ class Cotangent(Sweep):
             if place not in self.layout.slots:
                 continue  # nothing reads it
             shape = (self.call.solve.outputs[o].slots, array.elements // max(1, self.call.solve.outputs[o].slots))
-            at = (self.place(body, ("at", o)), body.address("%frame", self.rows_of(array).offset))
+            at = (self.place(body, ("at", o)), body.address(self.column, self.rows_of(array).offset))
             source = self.buffer(body, array.buffer)
             self.movers.gather(body, array.dtype.itemsize, source, self.place(body, place), shape, at)
 
@@ -249,15 +294,16 @@ class Tangent(Sweep):
         self._write_push()
         body = self.block()
         self.locate(body)
-        with counting(body, 0, "%columns") as column:
-            Frame(body, self.head).column.set(column)
-            self.write_rows(body)
+        with self.groups(body):
+            with self.each_column(body):
+                self.write_rows(body)
+                self._enter_linear(body)
+                self.clear_tails(body, {o: self._zero_cursor(body, o) for o, _ in self.saved_results})
             self.enter_operands(body)
-            self._enter_linear(body)
-            self.clear_tails(body, {o: self._zero_cursor(body, o) for o, _ in self.saved_results})
             self._sweep(body)
-            for i, array in zip(self.call.reached, self.arrays.results, strict=False):
-                self.leave(body, ("d", i), array)
+            with self.each_column(body):
+                for i, array in zip(self.call.reached, self.arrays.results, strict=False):
+                    self.leave(body, ("d", i), array)
         self.end(body)
         return self.write_kernel()
 
@@ -276,7 +322,7 @@ class Tangent(Sweep):
             slot = self.layout.slot(("d", i))
             for e in range(slot.elements):
                 offset = slot.offset + e * slot.dtype.itemsize * self.target.width
-                body.store(body.splat(0, slot.dtype), "%frame", offset)
+                body.store(body.splat(0, slot.dtype), self.column, offset)
         for i, array in zip(self.call.operands, self.arrays.linear[len(self.call.carry) :], strict=True):
             if ("d operand", i) in self.layout.slots:
                 self.enter(body, array, ("d operand", i))
@@ -284,23 +330,42 @@ class Tangent(Sweep):
     def _write_push(self) -> None:
         """`@push_step`: forward through the step of a row."""
         pieces = self.pieces
-        self.write(pieces.push())
+        push = pieces.push(self.apart)
+        self.write(push)
         body = self.body("push_step")
         with when(body, self.moved_row(body)):
-            self.run(body, "push")
+            if push.late:
+                self.run(body, push.name, part=0)
+            with self.each_column(body):
+                self.run(body, push.name, part=1 if push.late else None)
             for o, output in enumerate(self.call.solve.outputs):
                 if output.sample is not None:
-                    self.write(pieces.due(o, replayed=True), pieces.sample_push(o))
-                    self.run(body, f"redue.{o}")
-                    with during(body, lambda o=o: self.any(body, ("more", o))):
-                        self.run(body, f"sample_push.{o}")
-                        self.scatter(body, o, "d value", pieces.leaves(o))
+                    self._push_samples(body, o)
                 if output.every:
                     routine = pieces.emit(o, replayed=output.sample is None)
                     self.write(routine)
                     self.run(body, routine.name)
-                    self.scatter(body, o, "d emitted", pieces.leaves(o))
+                    with self.each_column(body):
+                        self.scatter(body, o, "d emitted", pieces.leaves(o))
         self.end(body)
+
+    def _push_samples(self, body: Body, o: int) -> None:
+        """Walk through the requested times in the step; with many columns each stays there until all have been."""
+        pieces = self.pieces
+        sample = pieces.sample_push(o, self.apart)
+        self.write(pieces.due(o, replayed=True), sample)
+        self.run(body, f"redue.{o}")
+        with during(body, lambda: self.any(body, ("more", o))):
+            if self.apart:
+                self.write(pieces.here(o), pieces.passed(o))
+                self.run(body, f"here.{o}")
+            if sample.late:
+                self.run(body, sample.name, part=0)
+            with self.each_column(body):
+                self.run(body, sample.name, part=1 if sample.late else None)
+                self.scatter(body, o, "d value", pieces.leaves(o))
+            if self.apart:
+                self.run(body, f"pass.{o}")
 
     def _sweep(self, body: Body) -> None:
         """Through the rows, then on from where they end; from the start if they are not of these lanes."""

@@ -304,8 +304,11 @@ class Pieces:
         zeros = lambda v: {p: jnp.zeros(self.aval(p).shape, self.aval(p).dtype) for p in places}  # noqa: E731
         return self.make("clear", [], zeros)
 
-    def back(self) -> Routine:
-        """Cotangents before a step from those after it; dense values of the step come before those are known."""
+    def back(self, apart: bool = False) -> Routine:
+        """Cotangents before a step from those after it; dense values of the step come before those are known.
+
+        `apart`: so does all else that does not depend on cotangents.
+        """
         call = self.call
         cts: list[Place] = [("ct", i) for i in call.reached]
         sums: list[Place] = [("sum", i) for i in call.operands]
@@ -328,10 +331,13 @@ class Pieces:
             return result | {("sum", i): _total(v["sum", i], given.get(("operand", i)), 0) for i in call.operands}
 
         reads = [*self._reads(call.replay, self._of_replay), moved, *late]
-        return self.make("back", reads, run, late if self.samples else ())
+        return self.make("back.apart" if apart else "back", reads, run, late if self.samples or apart else ())
 
-    def sample_back(self, o: int) -> Routine:
-        """Adds what the value at one requested time gives to the cotangents of a step, and on to the next."""
+    def sample_back(self, o: int, apart: bool = False) -> Routine:
+        """Adds what the value at one requested time gives to the cotangents of a step, and on to the next.
+
+        `apart`: stays there, and what does not depend on cotangents comes first.
+        """
         call, sample, arguments = self.call, self.call.samples[o], self._of_sample(o)
         assert sample is not None
         values: list[Place] = [("ct value", o, j) for j in self.leaves(o)]
@@ -343,10 +349,12 @@ class Pieces:
             of, places, primals = self._differentiated(sample, arguments, v)
             found = jax.vjp(of, *primals)[1]([v[p] for p in values])
             sums = {into[p]: v[into[p]] + x for p, x in zip(places, found, strict=True)}
-            return {**sums, **self._visit(o, v)}
+            return sums if apart else {**sums, **self._visit(o, v)}
 
-        reads = [*self._visit_reads(o), *self._reads(sample, arguments)]
-        return self.make(f"sample_back.{o}", [*reads, *values, *(into[r] for r in reads if r in into)], run)
+        reads = [*([] if apart else self._visit_reads(o)), *self._reads(sample, arguments)]
+        given = [*values, *(into[r] for r in reads if r in into)]
+        name, late = (f"sample_back.apart.{o}", given) if apart else (f"sample_back.{o}", [])
+        return self.make(name, [*reads, *given], run, late)
 
     def _tangents(self, function: LaneFunction, arguments: Mapping[int, Place]) -> dict[Place, Place]:
         """For each perturbed place that a function reads, where its tangent is."""
@@ -356,8 +364,11 @@ class Pieces:
         names |= {("operand", i): ("d operand", i) for i in self.call.operands}
         return {r: names[r] for r in self._reads(function, arguments) if r in names}
 
-    def push(self) -> Routine:
-        """Tangents after a step from those before it, and the step's dense values for samples."""
+    def push(self, apart: bool = False) -> Routine:
+        """Tangents after a step from those before it, and the step's dense values for samples.
+
+        `apart`: what does not depend on tangents comes first.
+        """
         call, arguments = self.call, self._of_replay
         tangents = self._tangents(call.replay, arguments)
         moved = WAS_ALIVE if call.moving else KEPT
@@ -374,10 +385,15 @@ class Pieces:
             found |= {("d emitted", o, j): x for (o, j), x in zip(self._emitted(), rest, strict=True)}
             return found | ({("d before", i): v["d", i] for i in call.reached} if self.samples else {})
 
-        return self.make("push", [*self._reads(call.replay, arguments), moved, *d, *tangents.values()], run)
+        given = list(dict.fromkeys([*d, *tangents.values()]))
+        reads, name = [*self._reads(call.replay, arguments), moved, *given], "push.apart" if apart else "push"
+        return self.make(name, reads, run, given if apart else ())
 
-    def sample_push(self, o: int) -> Routine:
-        """The tangent of the value at one requested time, and on to the next."""
+    def sample_push(self, o: int, apart: bool = False) -> Routine:
+        """The tangent of the value at one requested time, and on to the next.
+
+        `apart`: stays there, and what does not depend on tangents comes first.
+        """
         sample, arguments = self.call.samples[o], self._of_sample(o)
         assert sample is not None
         tangents = self._tangents(sample, arguments)
@@ -385,10 +401,13 @@ class Pieces:
         def run(v: Values) -> Values:
             of, places, primals = self._differentiated(sample, arguments, v)
             pushed = jax.jvp(of, primals, tuple(v[tangents[p]] for p in places))[1]
-            return {**{("d value", o, j): x for j, x in zip(self.leaves(o), pushed, strict=True)}, **self._visit(o, v)}
+            found: dict[Place, Any] = {("d value", o, j): x for j, x in zip(self.leaves(o), pushed, strict=True)}
+            return found if apart else {**found, **self._visit(o, v)}
 
-        reads = [*self._visit_reads(o), *self._reads(sample, arguments), *tangents.values()]
-        return self.make(f"sample_push.{o}", reads, run)
+        reads, given = self._reads(sample, arguments), list(tangents.values())
+        if apart:
+            return self.make(f"sample_push.apart.{o}", [*reads, *given], run, given)
+        return self.make(f"sample_push.{o}", [*self._visit_reads(o), *reads, *given], run)
 
 
 def _total(a: Any, b: Any, like: Any) -> Any:

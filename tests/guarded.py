@@ -102,6 +102,18 @@ def cases() -> Iterator[tuple[str, Any, int, float, bool]]:
     yield "beyond the rows", diffrax.SaveAt(t1=True), 1, 120.0, False
 
 
+def columns(ours: Callable[..., Any], wanted: Any, y0: Any, p: Any, count: int = 19) -> None:
+    """Many tangents and many cotangents at once."""
+    scales = jnp.linspace(-1.0, 1.0, count)
+    pushed = jax.vmap(lambda s: jax.jvp(ours, (y0, p), (s * y0, s * p))[1])(scales)
+    dot = sum(float(jnp.sum(a * b)) for a, b in zip(wanted, (y0, p), strict=True))
+    np.testing.assert_allclose(pushed, scales * dot, rtol=1e-4, atol=1e-12)
+    pulled = jax.vmap(jax.vjp(ours, y0, p)[1])(scales)
+    for a, b in zip(pulled, wanted, strict=True):
+        both = np.multiply.outer(scales, b)
+        np.testing.assert_allclose(a, both, rtol=1e-4, atol=1e-4 * float(jnp.max(jnp.abs(b))))
+
+
 def main() -> None:
     """Compare gradients and tangents with stock Diffrax, whose steps rounding may change at the kinks of the table."""
     jax.config.update("jax_enable_x64", True)
@@ -118,6 +130,7 @@ def main() -> None:
         before = next(calls)
         found = jax.grad(ours, argnums=(0, 1))(y0, p)
         _, pushed = jax.jvp(ours, (y0, p), (y0, p))
+        columns(ours, wanted, y0, p)
         assert next(calls) > before + 3, "no kernel ran"
         for a, b in zip(found, wanted, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * float(jnp.max(jnp.abs(b))))
