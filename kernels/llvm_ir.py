@@ -20,7 +20,7 @@ __all__ = ["BOOL", "Body", "Module", "Table", "Target", "Value", "has_type", "ho
 _TYPES = {np.dtype(bool): "i1", np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 _TYPES |= {np.dtype(f"{sign}{size}"): f"i{8 * size}" for sign in "iu" for size in (1, 2, 4, 8)}
 
-BOOL = np.dtype(bool)
+BOOL, BYTE = np.dtype(bool), np.dtype(np.uint8)
 
 
 def scalar_type(dtype: np.dtype) -> str:
@@ -165,6 +165,7 @@ class Body:
         self._count = 0
         self._phis: dict[str, int] = {}
         self._splats: dict[tuple[bytes, np.dtype], Value] = {}
+        self.without_sign: set[str] = set()  # values that are no number below zero, nor -0
 
     # ---- lines
 
@@ -288,6 +289,21 @@ class Body:
         if value.dtype == BOOL:
             name = self.cast("zext", value, np.dtype(np.uint8)).name
         self.line(f"{how} {kind} {name}, ptr {self.address(pointer, byte_offset)}, align {value.dtype.itemsize}")
+
+    def load_one(self, pointer: str, byte_offset: int, dtype: np.dtype) -> Value:
+        """One element at a byte offset, in all lanes."""
+        kind = _memory_type(dtype)
+        one = self.emit(f"load {kind}, ptr {self.address(pointer, byte_offset)}, align {dtype.itemsize}")
+        whole = self.broadcast(one, BYTE if dtype == BOOL else dtype)
+        return self._loaded(whole.name, dtype)
+
+    def store_one(self, value: Value, pointer: str, byte_offset: int) -> None:
+        """Write the element of the first lane at a byte offset."""
+        if value.dtype == BOOL:
+            value = self.cast("zext", value, BYTE)
+        one = self.emit(f"extractelement {self.type(value.dtype)} {value.name}, i64 0")
+        place = self.address(pointer, byte_offset)
+        self.line(f"store {_TYPES[value.dtype]} {one}, ptr {place}, align {value.dtype.itemsize}")
 
     def gather(self, table: Table, index: Value) -> Value:
         """The element of each lane's table at an `int64` index, which must lie in the table."""

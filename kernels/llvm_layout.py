@@ -5,7 +5,7 @@ of the loop over steps, so that a checkpoint is a copy of its first bytes. What 
 has for itself is in an area of its own, behind the frame.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,26 +47,44 @@ def _bytes(pieces: Pieces, places: Iterable[Place]) -> int:
 
 @dataclass(eq=False)
 class Layout:
-    """Slots of one kernel; the frame grows as places are asked for."""
+    """Slots of one kernel; the frame grows as places are asked for.
+
+    `replicated`: all lanes run the same trajectory, of which rows and checkpoints hold one.
+    """
 
     pieces: Pieces
     width: int
+    replicated: bool = False
     slots: dict[Place, Slot] = field(default_factory=dict)
     frame_bytes: int = 0
     column_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.frame_bytes = self._place(self.pieces.state, 0)
-        self.state_bytes = lane_bytes(self.pieces, self.pieces.state) * self.width
+        self.frame_bytes = self._place(self.pieces.state, self.width)
+        self.state_bytes = lane_bytes(self.pieces, self.pieces.state) * self.row_width
         self.frame_bytes = max(self.frame_bytes, self.state_bytes)
-        self._place(self.pieces.row, 0)
+        self._place(self.pieces.row, self.row_width)
         # Vectors of all rows are aligned as those of the first.
-        self.row_bytes = rounded(_bytes(self.pieces, self.pieces.row) * self.width, min(LINE, WORD * self.width))
+        lanes = self.row_width
+        self.row_bytes = rounded(_bytes(self.pieces, self.pieces.row) * lanes, min(LINE, WORD * lanes))
 
-    def _place(self, places: Iterable[Place], offset: int) -> int:
+    def kept_state(self) -> Iterator[tuple[Slot, int]]:
+        """The slots of the state, and where each is in a checkpoint."""
+        offset = 0
+        for place, dtype, count in _sizes(self.pieces, self.pieces.state):
+            yield self.slots[place], offset
+            offset += dtype.itemsize * count * self.row_width
+
+    @property
+    def row_width(self) -> int:
+        """Lanes of a row and of a checkpoint."""
+        return 1 if self.replicated else self.width
+
+    def _place(self, places: Iterable[Place], width: int) -> int:
+        offset = 0
         for place, dtype, count in _sizes(self.pieces, places):
             self.slots[place] = Slot(offset, dtype, count)
-            offset += dtype.itemsize * count * self.width
+            offset += dtype.itemsize * count * width
         return offset
 
     def base(self, place: Place) -> str:

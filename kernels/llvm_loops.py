@@ -85,6 +85,7 @@ class Arrays:
     record: tuple[int, int, int] | None = None  # buffers of marks, rows and checkpoints
     frames: int = 0
     columns: int = 1  # of tangents or cotangents
+    replicated: bool = False  # lanes are columns of a single trajectory, whose record this is
 
 
 NUMBERS = (
@@ -113,7 +114,7 @@ class Kernel(abc.ABC):
 
     def __post_init__(self) -> None:
         self.pieces = Pieces(self.call)
-        self.layout = Layout(self.pieces, self.target.width)
+        self.layout = Layout(self.pieces, self.target.width, self.arrays.replicated)
         self.writer = Writer(self.module, self.target, self.layout)
         self.movers = Movers(self.module, self.target)
         self.head = self.layout.reserve(8 * len(NUMBERS))
@@ -176,7 +177,8 @@ class Kernel(abc.ABC):
 
     def any(self, body: Body, place: Place, row: str = "%row") -> str:
         """Whether a mark holds in some lane."""
-        return body.any_lane(body.load(self.pointer(place, row), self.layout.slot(place).offset, BOOL))
+        load = body.load_one if self.layout.replicated and place[0] == "row" else body.load
+        return body.any_lane(load(self.pointer(place, row), self.layout.slot(place).offset, BOOL))
 
     def copy(self, body: Body, target: str, source: str, size: int) -> None:
         """Copy bytes."""
@@ -282,14 +284,20 @@ class Kernel(abc.ABC):
         frame.valid.set(smaller(body, left, self.target.width))
         frame.column.set(0)
 
+    def recorded_lanes(self, body: Body) -> tuple[str, str]:
+        """The first of the lanes whose record the block reads or writes, and their number."""
+        frame = Frame(body, self.head)
+        return ("0", "1") if self.layout.replicated else (frame.first.get(), frame.valid.get())
+
     def region(self, body: Body) -> tuple[str, str, str, str]:
         """The record of the block: its rows, how many there are, its checkpoints, how many there are."""
         assert self.arrays.record is not None
-        frame, found = Frame(body, self.head), []
+        first, lanes = self.recorded_lanes(body)
+        found: list[str] = []
         units = self.layout.row_bytes, self.layout.state_bytes
         for buffer, size, unit in zip(self.arrays.record[1:], record_bytes(self.pieces), units, strict=True):
-            found.append(body.address(self.buffer(body, buffer), arithmetic(body, "mul", frame.first.get(), size)))
-            found.append(arithmetic(body, "udiv", arithmetic(body, "mul", frame.valid.get(), size), unit))
+            found.append(body.address(self.buffer(body, buffer), arithmetic(body, "mul", first, size)))
+            found.append(arithmetic(body, "udiv", arithmetic(body, "mul", lanes, size), unit))
         rows, count, checkpoints, most = found
         return rows, count, checkpoints, arithmetic(body, "and", most, -2)
 

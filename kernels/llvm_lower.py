@@ -171,7 +171,11 @@ class Linear:
         own, columns = self.layout.own, self.layout.columns
         self.lane_sizes, self.column_sizes = self.layout.sizes(own), self.layout.sizes(columns)
         self.lanes, self.columns = math.prod(self.lane_sizes), math.prod(self.column_sizes)
-        self.packer = Packer((*self.column_sizes, *self.lane_sizes), len(columns))
+        # The columns of a single trajectory are run as lanes, for the sake of SIMD and threads.
+        self.replicated = self.lanes == 1 < self.columns
+        if self.replicated:
+            self.lanes, self.columns = self.columns, 1
+        self.packer = Packer((*self.column_sizes, *self.lane_sizes), 0 if self.replicated else len(columns))
         self.target = _target(self.call, self.lanes)
         self.tasks = _tasks(self.lanes, self.target.width)
 
@@ -189,12 +193,14 @@ class Linear:
             "carry": tuple(self.array(i) for i in range(size)),
             "operands": tuple(self.array(size + i) for i in range(count)),
             "record": record,
+            "columns": self.columns,
+            "replicated": self.replicated,
         }
 
     def _recorded(self, i: int) -> int:
         has = [self.call.axes[level][i] for level in self.layout.own]  # no record has the axis of a column
         x = spread(self.inputs[i], has, self.lane_sizes)
-        return self.packer.add(x.reshape((self.lanes, x.shape[-1])))
+        return self.packer.add(x.reshape((-1, x.shape[-1])))
 
     def shape(self, a: Any) -> tuple[int, ...]:
         """A result that has all columns and lanes."""
@@ -228,11 +234,7 @@ def tangent(call: Call, *inputs: Any) -> list[Any]:
             for a in call.saved(o)
         ]
     frames = results.add((0,), jnp.uint8, 0).buffer
-    kernel = Tangent(
-        call,
-        linear.target,
-        Arrays(**described, linear=given, results=tuple(out), frames=frames, columns=linear.columns),
-    )
+    kernel = Tangent(call, linear.target, Arrays(**described, linear=given, results=tuple(out), frames=frames))
     found = linear.run(kernel, results)
     return [linear.left(x, True, i) for i, x in enumerate(found)]
 
@@ -252,7 +254,7 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
         shape = linear.shape(a) if own[-1] else (linear.columns, linear.tasks, *a.shape)
         out.append(results.add(shape, a.dtype, a.size, lanes=own[-1], columns=own[-1]))
     frames = results.add((0,), jnp.uint8, 0).buffer
-    arrays = Arrays(**described, linear=cts, saved=saved, results=tuple(out), frames=frames, columns=linear.columns)
+    arrays = Arrays(**described, linear=cts, saved=saved, results=tuple(out), frames=frames)
     found = linear.run(Cotangent(call, linear.target, arrays), results)
     found = [x if lanes else jnp.sum(x, axis=1) for x, lanes in zip(found, own, strict=True)]
     return [linear.left(x, lanes, j) for j, (x, lanes) in enumerate(zip(found, own, strict=True))]
@@ -260,6 +262,8 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
 
 def _for_itself(linear: Linear, index: int, position: int) -> bool:
     """Whether the cotangent of an operand is wanted for some lanes apart."""
+    if linear.replicated:
+        return True
     levels = linear.layout.own
     wanted, has = column(linear.call.keep, position), column(linear.call.axes, index)
     return any(wanted[i] or has[i] for i in levels)

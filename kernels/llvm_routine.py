@@ -25,12 +25,16 @@ ADDRESS = np.dtype(np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """Where one vector lies: behind which pointer, at which offset; `lasting`: it changes in no routine."""
+    """Where one vector lies: behind which pointer, at which offset; `lasting`: it changes in no routine.
+
+    Of a `single` one, whose elements are all the same, only one is there.
+    """
 
     base: str
     offset: int
     dtype: np.dtype
     lasting: bool = False
+    single: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,10 @@ class Writer:
     def element(self, place: Place, index: int) -> Element:
         """One element of a place."""
         slot = self.layout.slot(place)
-        offset = slot.offset + index * slot.dtype.itemsize * self.layout.width
-        return Element(self.layout.base(place), offset, slot.dtype, lasting=place[0] == "operand")
+        kept = place[0] == "row"
+        size = slot.dtype.itemsize * (self.layout.row_width if kept else self.layout.width)
+        single = kept and self.layout.replicated
+        return Element(self.layout.base(place), slot.offset + index * size, slot.dtype, place[0] == "operand", single)
 
     def write(self, routine: Routine) -> list[list[str]]:
         """The functions of a routine, by part: what depends on operands only, the early part, the rest."""
@@ -223,7 +229,10 @@ class Function:
         self.body.close()
 
     def _store(self, value: Any, element: Element, replaced: bool = False) -> None:
-        self.body.store(value, element.base, element.offset, replaced)
+        if element.single:
+            self.body.store_one(value, element.base, element.offset)
+        else:
+            self.body.store(value, element.base, element.offset, replaced)
 
     def _call(self, one: Instruction) -> None:
         callee = self.cut.callees[one.params["program"]]
@@ -248,7 +257,8 @@ class Function:
             closed = self.cut.program.jaxpr
             return constant(self.body, closed.consts[closed.jaxpr.constvars.index(v)])
         if isinstance(source, Element):
-            return self.body.load(source.base, source.offset, source.dtype)
+            load = self.body.load_one if source.single else self.body.load
+            return load(source.base, source.offset, source.dtype)
         addresses = self.body.load("%frame", self.cut.writer.table(source.operand).offset, ADDRESS)
         kind = self.body.vector("ptr")
         pointers = self.body.emit(f"inttoptr {self.body.type(ADDRESS)} {addresses.name} to {kind}")

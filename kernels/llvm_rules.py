@@ -82,7 +82,9 @@ def _neg(body: Body, _: Params, x: Value) -> Value:
 
 def _abs(body: Body, _: Params, x: Value) -> Value:
     if x.dtype.kind == "f":
-        return _intrinsic(body, "fabs", x)
+        out = _intrinsic(body, "fabs", x)
+        body.without_sign.add(out.name)
+        return out
     return x if x.dtype.kind == "u" else _intrinsic(body, "abs", x, flag="false")
 
 
@@ -158,8 +160,27 @@ def _minus_product(body: Body, _: Params, a: Value, b: Value, c: Value) -> Value
     return _intrinsic(body, "fma", _emit(body, "fneg", a), b, c)
 
 
-_max = _intrinsics(f="maximum", i="smax", u="umax", b="umax")
-_min = _intrinsics(f="minimum", i="smin", u="umin", b="umin")
+def _extreme(name: str, side: str) -> Rule:
+    """The larger or the smaller: NaN if either is, and -0 less than 0, which is dear where zeros can differ in sign."""
+    whole = _intrinsics(f=f"{name}imum", i=f"s{name}", u=f"u{name}", b=f"u{name}")
+
+    def rule(body: Body, params: Params, a: Value, b: Value) -> Value:
+        if a.dtype.kind != "f":
+            return whole(body, params, a, b)
+        known = next((x for x in (a, b) if constant_of(x) not in (None, 0.0)), None)
+        if known is not None and constant_of(known) == constant_of(known):
+            other = b if known is a else a
+            return _select(body, _compare(body, f"fcmp o{side}", known, other), known, other)
+        if {a.name, b.name} <= body.without_sign:
+            chosen = _select(body, _compare(body, f"fcmp o{side}", a, b), a, b)
+            return _select(body, _compare(body, "fcmp uno", a, a), a, chosen)
+        return whole(body, params, a, b)
+
+    return rule
+
+
+_max = _extreme("max", "gt")
+_min = _extreme("min", "lt")
 
 
 def _clamp(body: Body, params: Params, low: Value, x: Value, high: Value) -> Value:

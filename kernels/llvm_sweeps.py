@@ -48,8 +48,8 @@ class Sweep(Kernel):
     def verified(self, body: Body) -> str:
         """An `i1`: whether the record is that of the lanes of this block."""
         assert self.arrays.record is not None
-        frame = Frame(body, self.head)
-        marks, first = self.buffer(body, self.arrays.record[0]), frame.first.get()
+        frame, (first, valid) = Frame(body, self.head), self.recorded_lanes(body)
+        marks = self.buffer(body, self.arrays.record[0])
 
         def read(lane: str, i: int) -> str:
             own = body.address(marks, arithmetic(body, "mul", lane, MARKS * INT.itemsize))
@@ -57,16 +57,26 @@ class Sweep(Kernel):
 
         steps, code = read(first, 0), read(first, 3)
         frame.steps.set(body.emit(f"zext i32 {steps} to i64"))
-        lanes = body.emit(f"trunc i64 {frame.lanes.get()} to i32")
+        lanes = "1" if self.layout.replicated else body.emit(f"trunc i64 {frame.lanes.get()} to i32")
         wrong = frame.piece
         wrong.set(0)
-        with counting(body, 0, frame.valid.get()) as w:
+        with counting(body, 0, valid) as w:
             lane = arithmetic(body, "add", first, w)
             expected = (steps, body.emit(f"trunc i64 {lane} to i32"), lanes, code)
             for i, value in enumerate(expected):
                 different = body.emit(f"icmp ne i32 {read(lane, i)}, {value}")
                 wrong.set(arithmetic(body, "or", wrong.get(), body.emit(f"zext i1 {different} to i64")))
         return compare(body, "eq", wrong.get(), 0)
+
+    def resume(self, body: Body, checkpoint: str) -> None:
+        """Put the state that a checkpoint holds into the frame."""
+        if not self.layout.replicated:
+            self.copy(body, "%frame", checkpoint, self.layout.state_bytes)
+            return
+        for slot, offset in self.layout.kept_state():
+            for e in range(slot.elements):
+                value = body.load_one(checkpoint, offset + e * slot.dtype.itemsize, slot.dtype)
+                body.store(value, "%frame", slot.offset + e * slot.dtype.itemsize * self.target.width)
 
     def run_to_end(self, body: Body) -> None:
         """From the initial state to the end, without keeping anything but the number of steps."""
@@ -223,7 +233,7 @@ class Cotangent(Sweep):
         self.call_step(body, "start", "null")
         body.branch(end)
         body.label(kept)
-        self.copy(body, "%frame", "%source", self.layout.state_bytes)
+        self.resume(body, "%source")
         body.branch(end)
         body.label(end)
 
@@ -384,7 +394,7 @@ class Tangent(Sweep):
             row = body.address(rows, arithmetic(body, "mul", i, self.layout.row_bytes))
             self.call_step(body, "push_step", row)
         with when(body, compare(body, "sgt", steps, count)):
-            self.copy(body, "%frame", checkpoints, self.layout.state_bytes)
+            self.resume(body, checkpoints)
             frame.steps.set(count)
             self._onward(body)
         body.branch(end)

@@ -52,6 +52,9 @@ def _sign(x: np.ndarray) -> np.ndarray:
     return np.where((x == 0) | np.isnan(x), x, np.copysign(np.ones_like(x), x))
 
 
+BOUNDS = (1.5, -2.0, 0.0, np.inf, np.nan)
+
+
 def _max(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b))
 
@@ -99,6 +102,8 @@ ROUNDINGS = {
     "round_even": (partial(lax.round, rounding_method=EVEN), np.rint),
     "sqrt": (lax.sqrt, np.sqrt),
     "square": (lax.square, np.square),
+    **{f"max {c}": (partial(lambda c, x: lax.max(x, x.dtype.type(c)), c), partial(_max, c)) for c in BOUNDS},
+    **{f"min {c}": (partial(lambda c, x: lax.min(x.dtype.type(c), x), c), partial(_min, c)) for c in BOUNDS},
     "is_finite": (lax.is_finite, np.isfinite),
     "float16": (lambda x: lax.reduce_precision(x, 5, 10), partial(_reduced, np.float16, 2.0**-14)),
     "bfloat16": (lambda x: lax.reduce_precision(x, 8, 7), partial(_reduced, ml_dtypes.bfloat16, 2.0**-126)),
@@ -114,6 +119,8 @@ PAIRS = COMPARISONS | {
     "max": (lax.max, _max),
     "min": (lax.min, _min),
     "nextafter": (lax.nextafter, np.nextafter),
+    "larger": (lambda a, b: lax.max(lax.abs(a), lax.abs(b)), lambda a, b: _max(np.abs(a), np.abs(b))),
+    "smaller": (lambda a, b: lax.min(lax.abs(a), lax.abs(b)), lambda a, b: _min(np.abs(a), np.abs(b))),
 }
 
 

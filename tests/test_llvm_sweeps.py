@@ -149,15 +149,19 @@ def test_branches_of_which_lanes_take_either(max_steps):
 # ---- levels ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("lanes", [1, 3, 7])
 @pytest.mark.parametrize("derive", [jax.jacrev, jax.jacfwd])
-def test_columns(derive):
-    """The Jacobian of an ensemble: a column for each output or input of each lane, zero beside the diagonal."""
-    y0s, rates = ensemble(3, 5)
+def test_columns(derive, lanes):
+    """The Jacobian of an ensemble: a column for each output or input of each lane, zero beside the diagonal.
+
+    Those of one trajectory run as lanes; those of seven are more than a sweep takes together.
+    """
+    y0s, rates = ensemble(lanes, 5)
     drift = jnp.array(0.3)
     batch = lambda *x: jax.vmap(functools.partial(run, LLVM), in_axes=(0, 0, None))(*x)[0]
     by_state, by_rate, by_drift = jax.jit(derive(batch, argnums=(0, 1, 2)))(y0s, rates, drift)
-    wanted, _ = expected(y0s, rates, [drift] * 3)
-    eye = np.eye(3)
+    wanted, _ = expected(y0s, rates, [drift] * lanes)
+    eye = np.eye(lanes)
     assert_close(by_state, np.einsum("lij,lm->limj", wanted[0], eye), **CLOSE)
     assert_close(by_rate, np.einsum("li,lm->lim", wanted[1], eye), **CLOSE)
     assert_close(by_drift, wanted[2], **CLOSE)
