@@ -8,6 +8,8 @@ import diffrax
 import jax.numpy as jnp
 from jax import Array
 
+from gradsolve_backend.adapters.rosenbrock import Rodas4, Rodas5P, Rosenbrock23
+from gradsolve_backend.adapters.verner import Vern7
 from gradsolve_backend.conformance.problem import Problem
 
 
@@ -19,6 +21,7 @@ class Solver:
     - `kind`: the kind of problem it fits, as in `Problem.kind`.
     - `error`: it estimates its error, so that a controller can adapt the step.
     - `loose`: factor on the tolerances, so that methods of low order take some hundred steps, not thousands.
+    - `noisy`: of so high an order that the error estimate of a short step is rounding, which then decides the next one.
     """
 
     family: str
@@ -27,6 +30,7 @@ class Solver:
     error: bool = True
     implicit: bool = False
     loose: float = 1.0
+    noisy: bool = False
 
 
 SOLVERS: Mapping[str, Solver] = {
@@ -45,7 +49,14 @@ SOLVERS: Mapping[str, Solver] = {
     "leapfrog": Solver("leapfrog", diffrax.LeapfrogMidpoint, error=False),
     "reversible": Solver("reversible", diffrax.ReversibleHeun, loose=10000),
     "sdeheun": Solver("sde", diffrax.Heun, kind="sde"),
+    "vern7": Solver("erk", Vern7, loose=0.1, noisy=True),
+    "rosenbrock23": Solver("rosenbrock", Rosenbrock23, implicit=True, loose=1000),
+    "rodas4": Solver("rosenbrock", Rodas4, implicit=True),
+    "rodas5p": Solver("rosenbrock", Rodas5P, implicit=True),
 }
+
+#: The solvers of Diffrax: the grid covers them first, so that its cases do not depend on what else there is.
+OF_DIFFRAX = tuple(name for name, row in SOLVERS.items() if row.make.__module__.startswith("diffrax."))
 
 #: Controllers under which the mesh does not depend on the state.
 FIXED = ("const", "stepto")

@@ -96,10 +96,12 @@ class Solve:
         return axes.tolerances(self.problem, axes.SOLVERS[self.case.solver], self.case.jax_dtype)
 
     def _solver(self) -> diffrax.AbstractSolver:
-        """Implicit solvers take inner tolerances from an adaptive controller; for any other they must be given."""
+        """Solvers that iterate take inner tolerances from an adaptive controller; for any other they must be given."""
         row, case = axes.SOLVERS[self.case.solver], self.case
         fixed = case.controller in axes.FIXED
-        if not row.implicit or (row.family == "implicit" and not fixed and case.oracle == "plain"):
+        if not row.implicit or row.family == "rosenbrock":
+            return row.make()
+        if row.family == "implicit" and not fixed and case.oracle == "plain":
             return row.make()
         # The default root finder takes changes as small as rounding for divergence, and has the controller try a
         # smaller step. A fixed mesh has none; and where half of a problem is explicit, rounding would decide the steps.

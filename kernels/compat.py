@@ -9,6 +9,7 @@ try:
     from diffrax._heuristics import is_unsafe_sde
     from diffrax._integrate import SaveState, State
     from diffrax._misc import linear_rescale
+    from diffrax._term import WrapTerm
     from jax.core import ShapedArray, Tracer, eval_jaxpr
     from jax.extend import core as _core
     from jax.extend.core import Jaxpr, Literal
@@ -30,6 +31,7 @@ __all__ = [
     "ShapedArray",
     "State",
     "Tracer",
+    "WrapTerm",
     "dce_jaxpr",
     "eval_jaxpr",
     "is_unsafe_sde",

@@ -13,8 +13,8 @@ from gradsolve_backend.kernels.scalar import NoScalarForm, ScalarProgram, scalar
 from gradsolve_backend.kernels.solve import Call, Solve
 from gradsolve_backend.kernels.trace import LaneFunction
 
-EQUATIONS = 10_000  # of a program of the forward pass; what is longer, matrices mostly, is too large for one kernel
-DERIVATIVE_EQUATIONS = 4 * EQUATIONS  # of its derivative
+EQUATIONS = 16_000  # of a program of the forward pass; what is longer, matrices mostly, is too large for one kernel
+DERIVATIVE_EQUATIONS = 40_000  # of its derivative
 STEP_EQUATIONS = 600  # of a trial step that XLA compiles
 PULL_EQUATIONS = 1500  # of the cotangent of an accepted step that XLA compiles
 ELEMENTS = 100_000  # of all operands

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, Primitive, primitives  # pyright: ignore[reportPrivateImportUsage]
 from jax.interpreters import partial_eval
 
-from gradsolve_backend.kernels import scalar_index, scalar_rules
+from gradsolve_backend.kernels import scalar_dense, scalar_index, scalar_rules
 from gradsolve_backend.kernels.scalar_graph import (
     LOOK_UP,
     RESULT,
@@ -35,6 +35,7 @@ _MOVES = frozenset(
     convert_element_type""".split()
 )
 SHARED = "gradsolve_shared"  # name of functions that are worth one copy, however often they are called
+SPARSE = "gradsolve_sparse"  # name of functions whose zeros, if known while building, are zeros times anything, NaN too
 SHARED_EQUATIONS = 300  # a shorter one is written out at each call
 _DEAD_SHARE = 8  # equations made while building, per equation allowed in the end
 
@@ -110,6 +111,8 @@ def scalarise(closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     outputs = _evaluate(graph, jaxpr, closed.consts, inputs)
     results = [atom for value in outputs for atom in atoms(value).reshape(-1).tolist()]
+    if sum(node.op.name != RESULT for node in _live(results)) > limit:  # before they are traced, which takes longer
+        raise NoScalarForm(f"the scalar program has more than {limit} equations, which is the limit")
     program, tables = _emit(graph, results, avals)
     calls = tuple({e.params["program"]: None for e in program.jaxpr.eqns if e.primitive is shared_p})
     equations = len(program.jaxpr.eqns) + sum(inner.equations for inner in calls)
@@ -131,14 +134,19 @@ def scalar_equations(jaxpr: Any, seen: set[Any] | None = None) -> int:
 
 
 def _equations(equation: Any, seen: set[Any]) -> int:
-    inner = [getattr(j, "jaxpr", j) for j in jax.tree.leaves(dict(equation.params)) if hasattr(j, "eqns")]
+    name, params = equation.primitive.name, dict(equation.params)
+    if name == "custom_linear_solve":
+        params = {"solve": params["jaxprs"].solve}
+    inner = [getattr(j, "jaxpr", j) for j in jax.tree.leaves(params) if hasattr(j, "eqns")]
     if inner:
         if SHARED in str(equation.params.get("name", "")):
             inner = [j for j in inner if j not in seen]
             seen.update(inner)
-        return equation.params.get("length", 1) * sum(scalar_equations(j, seen) for j in inner)
+        count = equation.params.get("length", 1) * sum(scalar_equations(j, seen) for j in inner)
+        return count // 10 if SPARSE in str(equation.params.get("name", "")) else count  # most of a Jacobian is zero
+    if name in scalar_dense.EQUATIONS:
+        return scalar_dense.EQUATIONS[name](equation)
     size = sum(_size(v.aval) for v in equation.outvars)
-    name = equation.primitive.name
     if name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
         return 3 * size * int(np.prod([equation.invars[0].aval.shape[i] for i in contracted], dtype=int))
@@ -208,7 +216,13 @@ def _evaluate_inner(graph: Graph, inner: Any, values: Sequence[Value]) -> list[V
 def _call(graph: Graph, equation: Any, *values: Value) -> list[Value]:
     params = equation.params
     inner = next(params[key] for key in ("call_jaxpr", "jaxpr", "fun_jaxpr", "call") if key in params)
-    program = _shared(graph, inner) if SHARED in str(params.get("name", "")) else None
+    name = str(params.get("name", ""))
+    if SPARSE in name and not graph.sparse:
+        graph.sparse = True
+        results = _evaluate_inner(graph, inner, values)
+        graph.sparse = False
+        return results
+    program = _shared(graph, inner) if SHARED in name and not graph.sparse else None
     if program is None:
         return _evaluate_inner(graph, inner, values)
     operands = [atom for value in values for atom in atoms(value).reshape(-1).tolist()]
@@ -223,6 +237,13 @@ def _shared(graph: Graph, inner: Any) -> ScalarProgram | None:
         long = program.equations >= SHARED_EQUATIONS
         graph.programs[inner] = program if long and not any(program.tables) else None
     return graph.programs[inner]
+
+
+def _linear_solve(graph: Graph, equation: Any, *values: Value) -> list[Value]:
+    """A linear system with its own way to solve it."""
+    lengths, jaxprs = equation.params["const_lengths"], equation.params["jaxprs"]
+    before, right = lengths.matvec + lengths.vecmat, sum(lengths)
+    return _evaluate_inner(graph, jaxprs.solve, [*values[before : before + lengths.solve], *values[right:]])
 
 
 def _expand(graph: Graph, equation: Any, *values: Value) -> list[Value]:
@@ -293,8 +314,10 @@ custom_vmap_call composite
 _RULES: dict[str, Callable[..., list[Value] | None]] = {
     **scalar_rules.RULES,
     **scalar_index.RULES,
+    **scalar_dense.RULES,
     **dict.fromkeys(_CALLS, _call),
     "call_hi_primitive": _expand,
+    "custom_linear_solve": _linear_solve,
     "cond": _cond,
     "scan": _scan,
     "while": _while,

@@ -214,7 +214,7 @@ def _add(graph: "Graph", a: Atom, b: Atom) -> Atom | None:
 def _multiply(graph: "Graph", a: Atom, b: Atom) -> Atom | None:
     if _is(a, 1) or _is(b, 1):
         return b if _is(a, 1) else a
-    if not is_inexact(a.dtype) and (_is(a, 0) or _is(b, 0)):  # a floating x may be NaN, so x * 0 stays
+    if (graph.sparse or not is_inexact(a.dtype)) and (_is(a, 0) or _is(b, 0)):  # elsewhere x may be NaN: x * 0 stays
         return a.dtype.type(0)
     return None
 
@@ -264,7 +264,7 @@ SIMPLIFY: dict[str, Callable[..., Atom | None]] = {
     "add_any": _add,
     "sub": lambda graph, a, b: a if _is(b, 0) else None,
     "mul": _multiply,
-    "div": lambda graph, a, b: a if _is(b, 1) else None,
+    "div": lambda graph, a, b: a if _is(b, 1) or (graph.sparse and _is(a, 0)) else None,
     "and": _logical(True),
     "or": _logical(False),
     "max": lambda graph, a, b: a if same(a, b) else None,
@@ -281,6 +281,8 @@ _TEMPLATES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "add": (jax.lax.add, (np.float32, np.float32)),
     "sub": (jax.lax.sub, (np.float32, np.float32)),
     "mul": (jax.lax.mul, (np.float32, np.float32)),
+    "div": (jax.lax.div, (np.float32, np.float32)),
+    "abs": (jax.lax.abs, (np.float32,)),
     "max": (jax.lax.max, (np.float32, np.float32)),
     "min": (jax.lax.min, (np.float32, np.float32)),
     "and": (jax.lax.bitwise_and, (np.bool_, np.bool_)),
@@ -327,6 +329,7 @@ class Graph:
     limit: int
     tables: list[np.ndarray] = field(default_factory=list)
     programs: dict[Any, Any] = field(default_factory=dict)  # of functions that are called, by their jaxpr
+    sparse: bool = False  # whether zeros that are known while building are zeros whatever they are multiplied by
     _ops: dict[Any, Op] = field(default_factory=dict)
     _nodes: dict[Any, Node] = field(default_factory=dict)
 

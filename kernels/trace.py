@@ -15,6 +15,7 @@ import numpy as np
 from gradsolve_backend.kernels.compat import Jaxpr, Tracer, dce_jaxpr, eval_jaxpr, without_names
 
 CONSTANT_ELEMENTS = 256  # a concrete array up to this size is part of the program, a larger one is an operand
+SPARSE_ELEMENTS = 4096  # the same for an array most of which is zero
 
 
 def inexact(x: Any) -> bool:
@@ -38,8 +39,11 @@ class Operands:
         return self._position[key]
 
 
-def _is_operand(const: Any) -> bool:
-    return isinstance(const, Tracer) or np.size(const) > CONSTANT_ELEMENTS
+def is_operand(const: Any) -> bool:
+    """Whether what a function closes over is an operand, and not part of the program."""
+    if isinstance(const, Tracer) or np.size(const) > SPARSE_ELEMENTS:
+        return True
+    return np.size(const) > CONSTANT_ELEMENTS and bool(4 * np.count_nonzero(const) > np.size(const))
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +104,8 @@ def trace(function: Callable[..., Sequence[Any]], arguments: Sequence[Any], oper
     """Traces `function(*arguments)`; what it closes over joins `operands`, small constants stay in the program."""
     closed = jax.make_jaxpr(function)(*arguments)
     pairs = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    fixed = [(v, c) for v, c in pairs if not _is_operand(c)]
-    hoisted = [(v, c) for v, c in pairs if _is_operand(c)]
+    fixed = [(v, c) for v, c in pairs if not is_operand(c)]
+    hoisted = [(v, c) for v, c in pairs if is_operand(c)]
     invars = [*(v for v, _ in fixed), *(v for v, _ in hoisted), *closed.jaxpr.invars]
     jaxpr = closed.jaxpr.replace(constvars=[], invars=invars, debug_info=without_names(closed.jaxpr))
     sources = (*(~operands.add(c) for _, c in hoisted), *range(len(arguments)))
