@@ -11,14 +11,19 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from gradsolve_backend.adapters.build import Built, build
+from gradsolve_backend.adapters.mesh import Record, drift_of, replaying
 from gradsolve_backend.adapters.method import AbstractMethod, methods
 from gradsolve_backend.adapters.saving import hides_stages
+from gradsolve_backend.adapters.stock import own_loop
 from gradsolve_backend.adapters.trial import Asked
-from gradsolve_backend.config import requested_backend, requested_memory
+from gradsolve_backend.config import Environment, requested_backend, requested_memory
+from gradsolve_backend.hooks import announce, chosen_backend
 from gradsolve_backend.kernels.compat import is_unsafe_sde
 from gradsolve_backend.kernels.forms import runs_scalar, step_programs
+from gradsolve_backend.kernels.held import held
 from gradsolve_backend.kernels.lanes import varying
 from gradsolve_backend.kernels.llvm_ops import unsupported
+from gradsolve_backend.kernels.pallas_forms import unsupported as too_much_for_gpu
 from gradsolve_backend.kernels.primitives import solve
 from gradsolve_backend.kernels.solve import Call
 from gradsolve_backend.marker import mark
@@ -42,17 +47,30 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
             solve in reverse. By default the environment variable `GRADSOLVE_MEMORY`, else room for 128 steps. A solve
             of more steps is right all the same: what does not fit is run again.
 
+        record: what `gradsolve_backend.record` made of the same solve at other values. Its mesh is replayed, without
+            error control: the result is a smooth function of all inputs. `solution.stats["drift"]` is the largest
+            scaled error on the mesh, 1 where it just meets the tolerance.
+
     Raises:
-        ValueError: when a solve is traced, if no plugin offers a backend of this name, or the memory is too little.
+        ValueError: when a solve is traced, if no plugin offers a backend of this name, the memory is too little, or
+            the record is of another solve.
 
     The method is published as GRADSOLVE, https://arxiv.org/abs/2609.02876.
     """
 
     backend: str | None = eqx.field(default=None, static=True)
     memory: int | None = eqx.field(default=None, static=True)
+    record: Record | None = None
+    environment: Environment = eqx.field(default_factory=Environment, init=False, repr=False)
 
     def loop(self, **given: Any) -> Any:
         """Called by `diffrax.diffeqsolve`."""
+        if self.record is None:
+            return self._routed(given)
+        state, stats = self._routed(replaying(self.record, given))
+        return state, {**stats, "drift": drift_of(state)}
+
+    def _routed(self, given: dict[str, Any]) -> Any:
         terms = given["terms"]
         if is_unsafe_sde(terms):
             raise ValueError(
@@ -77,12 +95,14 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
             del cond_fun, body_fun
             built = build(asked, state, running, replayed)
             problem = _problem(given, built)
-            chosen = route(problem, name, origin, known)
+            asked_for = (name, origin) if name is not None else chosen_backend(problem) or (None, origin)
+            chosen = route(problem, *asked_for, known)
             kernels = known[chosen.backend].kernels
             if kernels is None:
                 raise _OwnLoop(chosen)
             memory = requested_memory(self.memory)
-            chosen = chosen.holding(*kernels.lane_bytes(built.solve, memory))
+            chosen = chosen.holding(*kernels.record_room(built.solve, memory), held)
+            announce(chosen)
             call = Call(built.solve, kernels, chosen, scalar=runs_scalar(built.solve), memory=memory)
             return built.finished(solve(call, *built.inputs))
 
@@ -152,9 +172,10 @@ PASSED = ("throw", "passed_solver_state", "passed_controller_state")
 
 def _stock(given: dict[str, Any], chosen: Route) -> Any:
     """Diffrax's own loop and derivative."""
+    announce(chosen)
     state = given["init_state"]
     given["init_state"] = eqx.tree_at(lambda s: s.tprev, state, mark(jnp.asarray(state.tprev), chosen))
-    return diffrax.RecursiveCheckpointAdjoint().loop(**given)
+    return own_loop(**given)
 
 
 def _problem(given: dict[str, Any], built: Built | None) -> Problem:
@@ -166,7 +187,7 @@ def _problem(given: dict[str, Any], built: Built | None) -> Problem:
     )
     return Problem(
         platform="cuda" if platform == "gpu" else platform,
-        solver=type(given["solver"]).__name__,
+        solver=_solver_name(given["solver"], built),
         controller=type(given["stepsize_controller"]).__name__,
         saving=_saving(given["saveat"]),
         dimension=sum(jnp.size(x) * (2 if jnp.iscomplexobj(x) else 1) for x in leaves),
@@ -176,7 +197,14 @@ def _problem(given: dict[str, Any], built: Built | None) -> Problem:
         no_machine_code=next((r for p in programs if (r := unsupported(p.jaxpr))), ""),
         obstacles=(),
         max_steps=given["max_steps"],
+        no_gpu_kernel=next((r for p in programs if (r := too_much_for_gpu(p))), ""),
     )
+
+
+def _solver_name(solver: Any, built: Built | None) -> str:
+    """The solver's class, and who steps it if not the class."""
+    source = getattr(built.method, "source", "") if built is not None else ""
+    return type(solver).__name__ + (f", stepped by the plugin {source}" if source else "")
 
 
 def _saving(saveat: Any) -> tuple[str, ...]:

@@ -16,55 +16,12 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from gradsolve_backend.kernels.compat import eval_jaxpr
+from gradsolve_backend.adapters.once import Once
+from gradsolve_backend.adapters.rosenbrock import AbstractRosenbrock
+from gradsolve_backend.hooks import solver_step
 from gradsolve_backend.kernels.erk import Tableau, explicit_step
-from gradsolve_backend.kernels.scalar import SHARED, SHARED_EQUATIONS, scalar_equations
 
 Step = tuple[Any, Any, dict[str, Any], Any, Any]  # y1, error estimate, dense values, solver state, result
-
-
-class Once:
-    """A function of arrays that is traced at its first call with arguments of some shapes, and evaluated after that.
-
-    The user's Python then runs once, however many stages, steps and derivatives use it. What the function closes over
-    must outlive all calls: operands of the solve do.
-    """
-
-    def __init__(self, function: Callable) -> None:
-        self.function = function
-        self._traced: dict[Any, tuple[Any, Any, Any, Any]] = {}
-
-    def __call__(self, *arguments: Any) -> Any:
-        arrays, rest = eqx.partition(arguments, eqx.is_array)
-        leaves, structure = jtu.tree_flatten(arrays)
-        key = (structure, tuple(jax.typeof(x) for x in leaves), *jtu.tree_leaves(rest))
-        if key not in self._traced:
-            self._traced[key] = self._trace(leaves, structure, rest)
-        run, consts, out_structure, static = self._traced[key]
-        return eqx.combine(jtu.tree_unflatten(out_structure, run(consts, leaves)), static)
-
-    def _trace(self, leaves: Any, structure: Any, rest: Any) -> tuple[Any, Any, Any, Any]:
-        found: list[Any] = []
-
-        def flat(*leaves: Any) -> list[Any]:
-            out = self.function(*eqx.combine(jtu.tree_unflatten(structure, leaves), rest))
-            dynamic, static = eqx.partition(out, eqx.is_array)
-            out_leaves, out_structure = jtu.tree_flatten(dynamic)
-            found.extend((out_structure, static))
-            return out_leaves
-
-        program = jax.make_jaxpr(flat)(*leaves)
-        return _evaluation(program), program.consts, found[0], found[1]
-
-
-def _evaluation(program: Any) -> Callable:
-    """Runs a traced function on its constants and arguments; a large one by a call, which keeps it in one piece."""
-
-    def evaluate(consts: Any, leaves: Any) -> list[Any]:
-        return eval_jaxpr(program.jaxpr, consts, *leaves)
-
-    evaluate.__name__ = SHARED
-    return jax.jit(evaluate) if scalar_equations(program.jaxpr) >= SHARED_EQUATIONS else evaluate
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,24 +49,20 @@ class AbstractMethod(abc.ABC):
 class ExplicitRungeKutta(AbstractMethod):
     """Any `diffrax.AbstractERK` that steps as its base class does; `reuse`: its last stage is the next step's first.
 
-    What is reused may be `stopped`, without a derivative, if the step that is differentiated computes its first stage
-    `again`. Where only the next step reads it, that is the same derivative, of as many stages: the last one has none.
+    A step that is differentiated may compute its first stage `again` and leave the solver state as it is. Where only
+    the next step reads that state, the derivative is the same, of as many stages: the last one needs none.
     """
 
     field: Callable
     reuse: bool
-    stopped: bool = False
     again: bool = False
 
     def enter(self, t0: Any, y0: Any, state: Any) -> Any:
         if not self.reuse:
             return state
         first_step, first = state
-        fresh = self._kept(self.field(t0, y0, self.args))
+        fresh = self.field(t0, y0, self.args)
         return jtu.tree_map(lambda a, b: jnp.where(first_step, a, b), fresh, first)
-
-    def _kept(self, stage: Any) -> Any:
-        return jtu.tree_map(jax.lax.stop_gradient, stage) if self.stopped else stage
 
     def leave(self, before: Any, state: Any, accepted: Any) -> Any:
         if not self.reuse:
@@ -131,7 +84,7 @@ class ExplicitRungeKutta(AbstractMethod):
             product = lambda k: k  # noqa: E731
         tableau = Tableau.of(self.solver.tableau)
         y1, error, dense, last = explicit_step(tableau, field, product, (t0, t1), y0, first)
-        after = state if self.again or not self.reuse else self._kept(last)
+        after = state if self.again or not self.reuse else last
         return y1, error, dense, after, diffrax.RESULTS.successful
 
     def _after_jump(self, t0: Any, y0: Any, state: Any, made_jump: Any) -> Any:
@@ -147,6 +100,7 @@ class Generic(AbstractMethod):
     """Any solver, by its own `step(t0, t1, y0, state, made_jump)`."""
 
     own: Callable
+    source: str = ""  # the plugin that supplies the step, if one does
 
     def enter(self, t0: Any, y0: Any, state: Any) -> Any:
         return state
@@ -187,16 +141,32 @@ def _generic(solver: Any, terms: Any, args: Any, kind: Literal["lax", "bounded"]
     return Generic(solver, terms, args, Once(own))
 
 
+def _rosenbrock(solver: Any, terms: Any, args: Any) -> Generic:
+    """The step of a Rosenbrock method is one piece of straight-line code; the vector field in it may be another."""
+    own = lambda t0, t1, y0, state, jump: solver.step(terms, t0, t1, y0, args, state, jump)  # noqa: E731
+    return Generic(solver, terms, args, Once(own, inline=True))
+
+
+def _supplied(solver: Any, terms: Any, args: Any, source: str, step: Callable) -> Generic:
+    """A step that a plugin supplies."""
+    own = lambda t0, t1, y0, state, jump: step(terms, t0, t1, y0, args, state, jump)  # noqa: E731
+    return Generic(solver, terms, args, Once(own), source)
+
+
 def methods(solver: Any, terms: Any, args: Any, start: Any, inner: bool) -> tuple[AbstractMethod, AbstractMethod]:
     """The method for running the loop from `start = (t0, y0)`, and the one to differentiate in a replay.
 
     `inner`: all that is seen of the solver state and of the stages is what the next step makes of them.
     """
+    if (found := solver_step(solver)) is not None:
+        method = _supplied(solver, terms, args, *found)
+        return method, method
+    if isinstance(solver, AbstractRosenbrock):
+        method = _rosenbrock(solver, terms, args)
+        return method, method
     if not _is_plain(solver):
         return _generic(solver, terms, args, "lax"), _generic(solver, terms, args, "bounded")
     t0, y0 = start
     reuse = solver.tableau.fsal and not terms.is_vf_expensive(t0, t0, y0, args)
     method = ExplicitRungeKutta(solver, terms, args, Once(terms.vf), reuse)
-    if not (reuse and inner):
-        return method, method
-    return replace(method, stopped=True), replace(method, again=True)
+    return method, replace(method, again=reuse and inner)

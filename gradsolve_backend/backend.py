@@ -29,8 +29,8 @@ class Kernels(Protocol):
         """
         ...
 
-    def lane_bytes(self, solve: Any, memory: int | None) -> tuple[int, int]:
-        """Bytes that one lane holds: of loop variables, and reserved to differentiate the solve in reverse.
+    def record_room(self, solve: Any, memory: int | None) -> tuple[int, int]:
+        """What is reserved to differentiate one lane in reverse: rows of its record, and bytes of all that it takes.
 
         `memory`: what the user asked for as the latter, which a backend may heed.
         """
@@ -56,12 +56,17 @@ class AbstractBackend(abc.ABC):
         name: what users write in `GradSolveAdjoint(backend=...)` and `GRADSOLVE_BACKEND`.
         platforms: where it runs, for example `frozenset({"cpu"})`; `frozenset({"*"})` is anywhere.
         rank: among the backends that can run a solve the one with the highest rank is taken.
-            Built in: `stock` 0, `xla` 10, `llvm` 20.
+            Built in: `stock` 0, `xla` 10, `llvm` 20, `pallas` 20.
+        on_request: those of the platforms on which it is taken only if it is asked for by name.
     """
 
     name: str
     platforms: frozenset[str]
     rank: int
+    on_request: frozenset[str] = frozenset()
+
+    def __repr__(self) -> str:
+        return f"<backend {self.name}>"
 
     @abc.abstractmethod
     def supports(self, problem: Problem) -> tuple[str, ...]:

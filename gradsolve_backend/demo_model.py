@@ -67,7 +67,9 @@ def log_rates(t: Any, log_population: Array, rates: Array) -> Array:
     return jnp.stack([growth - predation * lynx, conversion * hare - death])
 
 
-def log_populations(theta: Array, years: np.ndarray, adjoint: diffrax.AbstractAdjoint) -> Array:
+def log_populations(
+    theta: Array, years: np.ndarray, adjoint: diffrax.AbstractAdjoint, tolerance: float = TOLERANCE
+) -> Array:
     """Logarithms of both populations in `years`, shape (times, 2); inf where a failed solve did not get to."""
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(log_rates),
@@ -78,7 +80,7 @@ def log_populations(theta: Array, years: np.ndarray, adjoint: diffrax.AbstractAd
         y0=theta[4:],
         args=jnp.exp(theta[:4]),
         saveat=diffrax.SaveAt(ts=jnp.asarray(years)),
-        stepsize_controller=diffrax.PIDController(rtol=TOLERANCE, atol=TOLERANCE),
+        stepsize_controller=diffrax.PIDController(rtol=tolerance, atol=tolerance),
         adjoint=adjoint,
         max_steps=MAX_SOLVER_STEPS,
         throw=False,
@@ -87,32 +89,35 @@ def log_populations(theta: Array, years: np.ndarray, adjoint: diffrax.AbstractAd
     return solution.ys
 
 
-def residual(theta: Array, census: Census, adjoint: diffrax.AbstractAdjoint) -> Array:
+def residual(theta: Array, census: Census, adjoint: diffrax.AbstractAdjoint, tolerance: float = TOLERANCE) -> Array:
     """Logarithm of fitted over observed population, shape (times, 2)."""
-    difference = log_populations(theta, census.years, adjoint) - np.log(census.pelts)
+    difference = log_populations(theta, census.years, adjoint, tolerance) - np.log(census.pelts)
     return jnp.where(jnp.isfinite(difference), difference, UNREACHED)
 
 
-def half_squares(theta: Array, census: Census, adjoint: diffrax.AbstractAdjoint) -> Array:
+def half_squares(theta: Array, census: Census, adjoint: diffrax.AbstractAdjoint, tolerance: float = TOLERANCE) -> Array:
     """Half the sum of squared residuals: what Levenberg-Marquardt minimises."""
-    return 0.5 * jnp.sum(residual(theta, census, adjoint) ** 2)
+    return 0.5 * jnp.sum(residual(theta, census, adjoint, tolerance) ** 2)
 
 
-def fit(starts: Array, census: Census, adjoint: diffrax.AbstractAdjoint) -> Fits:
+def fit(
+    starts: Array, census: Census, adjoint: diffrax.AbstractAdjoint, tolerance: float = TOLERANCE, jac: str = "fwd"
+) -> Fits:
     """Levenberg-Marquardt from every start, shape (starts, 6), at once.
 
-    Optimistix takes forward-mode Jacobians by default, so `adjoint` has to have a forward mode.
+    `jac` is Optimistix's option: the mode of the Jacobians, `fwd` or `bwd`, which `adjoint` has to have.
     """
 
     def fit_one(start: Array) -> Fits:
         solution = optx.least_squares(
-            lambda theta, _: residual(theta, census, adjoint),
+            lambda theta, _: residual(theta, census, adjoint, tolerance),
             optx.LevenbergMarquardt(rtol=1e-8, atol=1e-8),
             start,
+            options={"jac": jac},
             max_steps=MAX_FIT_STEPS,
             throw=False,
         )
-        loss = 2.0 * half_squares(solution.value, census, adjoint)
+        loss = 2.0 * half_squares(solution.value, census, adjoint, tolerance)
         return Fits(solution.value, loss, solution.result == optx.RESULTS.successful)
 
     return jax.vmap(fit_one)(starts)

@@ -9,13 +9,18 @@ import equinox as eqx
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
+from gradsolve_backend.config import refresh
 from gradsolve_backend.route import Route
 
-_HEADER = ("", "backend", "on", "solver", "controller", "saved", "state", "lanes", "bytes", "record bytes")
+_COUNTS = ("lanes", "rows", "bytes forward", "bytes gradient")
+_HEADER = ("", "backend", "on", "solver", "controller", "saved", "state", *_COUNTS)
 
 
 class Routes(tuple[Route, ...]):
-    """The routes of all solves in a function, in the order of the trace; `print` shows them as a table."""
+    """The routes of all solves in a function, in the order of the trace; `print` shows them as a table.
+
+    To state the bytes, `print` has each solve compiled, which takes seconds; nothing is run.
+    """
 
     def __str__(self) -> str:
         if not self:
@@ -39,11 +44,12 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Routes:
 
     Returns:
         One `Route` for each solve in the traced program: a solve in the body of a loop counts once.
-        A function that was compiled before shows what it was compiled with.
+        Environment variables that changed since a function was compiled hold from here on.
 
     Raises:
         Exception: whatever tracing `fn` raises.
     """
+    refresh()
     program, _, _ = eqx.filter_make_jaxpr(fn)(*args, **kwargs)
     return Routes(_routes(program.jaxpr))
 
@@ -52,7 +58,7 @@ def _routes(jaxpr: Jaxpr) -> Iterator[Route]:
     for equation in jaxpr.eqns:
         route = equation.params.get("route")
         if isinstance(route, Route):
-            yield dataclasses.replace(route, lanes=_lanes(equation))
+            yield dataclasses.replace(route, lanes=_lanes(equation), call=equation.params.get("call"))
         # Flattened first, because a parameter may be a list or a dictionary of programs.
         for inner in jaxprs_in_params(dict(enumerate(jax.tree.leaves(equation.params)))):
             yield from _routes(inner)
@@ -66,6 +72,7 @@ def _lanes(equation: JaxprEqn) -> int | None:
 def _row(number: int, route: Route) -> tuple[str, ...]:
     problem = route.problem
     state = f"{problem.dimension} x {'/'.join(problem.dtypes)}"
-    counts = (route.lanes, route.bytes_forward, route.bytes_gradient)
+    rows = None if route.lanes is None else route.record_rows
+    counts = (route.lanes, rows, route.bytes_forward, route.bytes_gradient)
     names = (route.backend, problem.platform, problem.solver, problem.controller, ", ".join(problem.saving), state)
     return (str(number), *names, *("?" if count is None else f"{count:,}" for count in counts))

@@ -39,7 +39,7 @@ def load(entry_points: Iterable[importlib.metadata.EntryPoint]) -> pluggy.Plugin
     manager.add_hookspecs(hookspecs)
     for entry in entry_points:
         source = _source(entry)
-        with _blaming(source):
+        with blaming(source):
             plugin = entry.load()
             # Unlike pluggy's own loader, which passes over a second entry point of the same name.
             manager.register(plugin, name=source)
@@ -65,7 +65,7 @@ def collect(manager: pluggy.PluginManager) -> Mapping[str, AbstractBackend]:
     sources: dict[str, str] = {}
     for implementation in manager.hook.gradsolve_backends.get_hookimpls():
         source = implementation.plugin_name
-        with _blaming(source):
+        with blaming(source):
             offered = _offered(implementation)
         for backend in offered:
             if backend.name in found:
@@ -103,7 +103,8 @@ def _source(entry: importlib.metadata.EntryPoint) -> str:
 
 
 @contextlib.contextmanager
-def _blaming(source: str) -> Iterator[None]:
+def blaming(source: str) -> Iterator[None]:
+    """Add to whatever is raised a note that says which plugin it came from."""
     try:
         yield
     except Exception as error:

@@ -34,6 +34,8 @@ class Problem:
     obstacles: tuple[str, ...]
     #: The user's bound on the number of trial steps; None: unbounded.
     max_steps: int | None
+    #: What in the scalar program a kernel for GPUs cannot express or has no room for, a sentence; empty: nothing.
+    no_gpu_kernel: str = ""
 
     def __post_init__(self) -> None:
         if self.platform == "gpu":

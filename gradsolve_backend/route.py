@@ -1,7 +1,9 @@
 """Which backend runs a solve, and why."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gradsolve_backend.backend import AbstractBackend
 from gradsolve_backend.config import as_written
@@ -21,14 +23,22 @@ class Route:
     problem: Problem
     #: Number of solves that run at once under `jax.vmap`; None where Diffrax's own loop runs them, which does not tell.
     lanes: int | None = None
-    #: Bytes that one lane holds beyond inputs and outputs, undifferentiated.
-    lane_bytes_forward: int = 0
-    #: Bytes reserved for the record of one lane, held only when the solve is differentiated.
-    lane_bytes_gradient: int = 0
+    #: Steps that the record of a lane has room for; what is beyond is run again when the solve is differentiated.
+    record_rows: int = 0
+    #: Bytes reserved to differentiate one lane in reverse: its record, and checkpoints.
+    record_bytes: int = 0
+    #: Measures what is held, from a static description of the solve and its lanes.
+    measure: Callable[[Any], tuple[int | None, int | None]] | None = dataclasses.field(
+        default=None, compare=False, repr=False
+    )
+    #: That description; None unless `gradsolve_backend.explain` found the solve in a program.
+    call: Any = dataclasses.field(default=None, compare=False, repr=False)
 
-    def holding(self, forward: int, gradient: int) -> "Route":
-        """The route with what its backend says a lane holds."""
-        return dataclasses.replace(self, lane_bytes_forward=forward, lane_bytes_gradient=gradient)
+    def holding(
+        self, rows: int, record: int, measure: Callable[[Any], tuple[int | None, int | None]] | None
+    ) -> "Route":
+        """The route with what its backend reserves, and how to measure what it holds."""
+        return dataclasses.replace(self, record_rows=rows, record_bytes=record, measure=measure)
 
     def derivative(self, backend: str, reason: str) -> "Route":
         """The route of a solve that is differentiated, which this one's backend cannot do."""
@@ -37,14 +47,30 @@ class Route:
         return dataclasses.replace(self, backend=backend, why=why, others=others)
 
     @property
+    def line(self) -> str:
+        """The route in one line."""
+        p = self.problem
+        others = "".join(f" Not {name}: {reason}." for name, reason in self.others)
+        solve = f"{p.solver}, {p.controller}, saves {', '.join(p.saving)}, {p.dimension} x {'/'.join(p.dtypes)}"
+        return f"{self.backend} ({solve}, on {p.platform}): {self.why.removesuffix('.')}.{others}"
+
+    @functools.cached_property
+    def _held(self) -> tuple[int | None, int | None]:
+        return (None, None) if self.measure is None or self.call is None else self.measure(self.call)
+
+    @property
     def bytes_forward(self) -> int | None:
-        """Bytes that all lanes hold beyond inputs and outputs, undifferentiated; None where `lanes` is."""
-        return None if self.lanes is None else self.lanes * self.lane_bytes_forward
+        """Bytes that all lanes hold, undifferentiated, as XLA reserves them; None where Diffrax's own loop runs them.
+
+        The solve is compiled for it, but not run. Arrays that Diffrax itself makes before and after the loop, some of
+        the size of the state, are not in it.
+        """
+        return self._held[0]
 
     @property
     def bytes_gradient(self) -> int | None:
-        """Bytes reserved for the records of all lanes, if the solve is differentiated; None where `lanes` is."""
-        return None if self.lanes is None else self.lanes * self.lane_bytes_gradient
+        """The same of a gradient in reverse mode; None also where there is none."""
+        return self._held[1]
 
 
 def route(problem: Problem, requested: str | None, origin: str, backends: Mapping[str, AbstractBackend]) -> Route:
@@ -57,8 +83,9 @@ def route(problem: Problem, requested: str | None, origin: str, backends: Mappin
     | yes                    | yes       | yes                    | that one                                |
     | yes                    | yes       | no                     | the highest rank that can, then by name |
 
-    A backend can run a problem if it runs on the platform, has no reason against the problem, and,
-    should it have kernels of its own, the problem has no obstacle for kernels in general.
+    A backend can run a problem if it runs on the platform (is asked for, where it runs on request only), has no
+    reason against the problem, and, should it have kernels of its own, the problem has no obstacle for kernels in
+    general.
 
     Args:
         problem: what is asked.
@@ -75,7 +102,7 @@ def route(problem: Problem, requested: str | None, origin: str, backends: Mappin
             f"There are: {', '.join(sorted(backends))}."
         )
     ranked = sorted(backends.values(), key=lambda backend: (-backend.rank, backend.name))
-    against = {backend.name: _reasons_against(backend, problem) for backend in ranked}
+    against = {backend.name: _reasons_against(backend, problem, requested) for backend in ranked}
     able = [backend for backend in ranked if not against[backend.name]]
     refused = requested is not None and bool(against[requested])
     if requested is not None and not refused:
@@ -95,9 +122,11 @@ def route(problem: Problem, requested: str | None, origin: str, backends: Mappin
     )
 
 
-def _reasons_against(backend: AbstractBackend, problem: Problem) -> tuple[str, ...]:
+def _reasons_against(backend: AbstractBackend, problem: Problem, requested: str | None) -> tuple[str, ...]:
     if not backend.platforms & {"*", problem.platform}:
         return (f"it runs on {', '.join(sorted(backend.platforms))}, and this solve is on {problem.platform}",)
+    if problem.platform in backend.on_request and requested != backend.name:
+        return (f"on {problem.platform} it runs only if it is asked for",)
     obstacles = () if backend.kernels is None else problem.obstacles
     return tuple(dict.fromkeys((*obstacles, *backend.supports(problem))))
 

@@ -1,4 +1,4 @@
-"""Wall-clock times of compiled functions, side by side in one process."""
+"""Wall-clock times and memory of compiled functions, side by side in one process."""
 
 import statistics
 import time
@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+
+SHORT = 0.02  # seconds
 
 
 def compiled(function: Callable[..., Any], *arguments: Any) -> tuple[Callable[..., Any], float]:
@@ -22,10 +24,22 @@ def seconds_of(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
     return time.perf_counter() - begin
 
 
+def steady_seconds_of(function: Callable[..., Any], arguments: Sequence[Any]) -> float:
+    """Seconds of one call; of a short one, of the second of two, since the first suffers from what ran before it."""
+    first = seconds_of(function, arguments)
+    return seconds_of(function, arguments) if first < SHORT else first
+
+
 def alternate(functions: Sequence[Callable[..., Any]], arguments: Sequence[Any], rounds: int) -> list[float]:
     """Median seconds of a call of each function; call each once before, as first calls are slower.
 
     They are called in turn, so that a moment in which the machine is busy hits all alike.
     """
-    taken = [[seconds_of(function, arguments) for function in functions] for _ in range(rounds)]
+    taken = [[steady_seconds_of(function, arguments) for function in functions] for _ in range(rounds)]
     return [statistics.median(column) for column in zip(*taken, strict=True)]
+
+
+def reserved(executable: Any) -> int | None:
+    """Bytes that XLA reserves for a compiled function besides arguments and results; None where it does not tell."""
+    analysis = executable.memory_analysis()
+    return None if analysis is None else analysis.temp_size_in_bytes

@@ -9,8 +9,7 @@ from gradsolve_backend.backend import AbstractBackend
 from gradsolve_backend.hookspecs import hookimpl
 from gradsolve_backend.kernels import llvm_lower, replay
 from gradsolve_backend.kernels.llvm_call import unavailable
-from gradsolve_backend.kernels.llvm_layout import lane_bytes
-from gradsolve_backend.kernels.llvm_loops import record_bytes
+from gradsolve_backend.kernels.llvm_loops import record_bytes, record_rows
 from gradsolve_backend.kernels.llvm_ops import unsupported
 from gradsolve_backend.kernels.routines import Pieces, Routine
 from gradsolve_backend.kernels.scalar import NoScalarForm
@@ -47,13 +46,12 @@ class LlvmKernels:
         """The arrays of `llvm_lower.record_avals`, with the levels in front."""
         return [(jax.ShapeDtypeStruct((*call.sizes, *a.shape), a.dtype), 0) for a in llvm_lower.record_avals(call)]
 
-    def lane_bytes(self, solve: Solve, memory: int | None) -> tuple[int, int]:
-        """Bytes of a lane in its worker's frame, and of its record for whatever has no part in step times."""
-        pieces = Pieces(Call(solve, None, None))
+    def record_room(self, solve: Solve, memory: int | None) -> tuple[int, int]:
+        """Rows and bytes of a lane's record for whatever has no part in step times."""
         operands = tuple(i for i, a in enumerate(solve.operands) if inexact(a))
-        carry = tuple(sorted(solve.covered))
-        linear = Call(solve, None, None, record=True, memory=memory, carry=carry, operands=operands)
-        return lane_bytes(pieces, pieces.state), sum(record_bytes(Pieces(linear)))
+        linear = Call(solve, None, None, record=True, memory=memory, carry=solve.differentiated, operands=operands)
+        pieces = Pieces(linear)
+        return record_rows(pieces), sum(record_bytes(pieces))
 
     def forward(self, call: Any, *arrays: Any) -> list[Any]:
         return llvm_lower.forward(call, *arrays)

@@ -318,13 +318,14 @@ def _bytes(avals: Sequence[Any]) -> int:
     return sum(a.size * a.dtype.itemsize for a in avals)
 
 
-def lane_bytes(solve: Solve) -> tuple[int, int]:
-    """Bytes that one lane holds: the loop variables, and what is reserved to differentiate the solve in reverse.
+def record_room(solve: Solve) -> tuple[int, int]:
+    """Rows of a record, and bytes per lane of these rows and of the checkpoints of a longer solve.
 
-    The latter are the rows of a record and the checkpoints of a longer solve, for a derivative with respect to
-    whatever has no part in step times. If those are differentiated as well, rows are longer.
+    For a derivative with respect to whatever has no part in step times. If those are differentiated as well, rows are
+    longer.
     """
     carry = _bytes(checkpoint_avals(solve))
     still = [i for i, a in enumerate(solve.operands) if inexact(a) and not reached_carry(solve, (i,)) - solve.covered]
-    call = Call(solve, None, None, carry=tuple(sorted(solve.covered)), operands=tuple(still))
-    return carry, solve.segment * _bytes(jax.tree.leaves(row_avals(call))) + solve.checkpoints * carry
+    call = Call(solve, None, None, carry=solve.differentiated, operands=tuple(still))
+    rows = solve.segment * _bytes(jax.tree.leaves(row_avals(call)))
+    return solve.segment, rows + solve.checkpoints * carry

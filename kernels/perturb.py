@@ -35,16 +35,16 @@ def reached_outputs(function: LaneFunction, arguments: Iterable[int], operands: 
 
 
 def reached_in_loop(
-    steps: Sequence[LaneFunction], size: int, carry: Iterable[int], operands: Iterable[int]
+    steps: Sequence[LaneFunction], among: frozenset[int], carry: Iterable[int], operands: Iterable[int]
 ) -> frozenset[int]:
-    """The loop variables (the first `size` arguments and outputs) that a derivative reaches in the course of a loop.
+    """Which of some loop variables a derivative reaches in the course of a loop, through any function of a step.
 
-    Through any of the functions of a step.
+    Loop variables are the first arguments and outputs.
     """
-    operands, known = tuple(operands), frozenset(carry)
+    operands, known = tuple(operands), among & frozenset(carry)
     while True:
-        found = [reached_outputs(step, known, operands)[:size] for step in steps]
-        grown = known | {i for i, reached in enumerate(zip(*found, strict=True)) if any(reached)}
+        found = [reached_outputs(step, known, operands) for step in steps]
+        grown = known | {i for i in among if any(reached[i] for reached in found)}
         if grown == known:
             return known
         known = grown

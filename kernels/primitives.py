@@ -13,10 +13,12 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from gradsolve_backend.hooks import announce
 from gradsolve_backend.kernels.compat import ShapedArray
 from gradsolve_backend.kernels.forms import takes_scalar
 from gradsolve_backend.kernels.lanes import varying
 from gradsolve_backend.kernels.loops import checkpoint_avals, outcome
+from gradsolve_backend.kernels.lowering import local
 from gradsolve_backend.kernels.replay import primal_count
 from gradsolve_backend.kernels.second import aligned, derivative, fast, record_axes, slow
 from gradsolve_backend.kernels.solve import Call
@@ -32,19 +34,6 @@ def _like(avals: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
     return [like.update(shape=a.shape, dtype=a.dtype, weak_type=False) for a in avals]
 
 
-def _lowering(function: Callable) -> Callable:
-    """The lowering of a function, whose loops are local to a device and need not know of a mesh."""
-    rule = mlir.lower_fun(function, multiple_results=True)
-
-    def lowered(context: Any, *inputs: Any, **params: Any) -> Any:
-        plain = lambda avals: [ShapedArray(a.shape, a.dtype) for a in avals]  # noqa: E731
-        return rule(
-            context.replace(avals_in=plain(context.avals_in), avals_out=plain(context.avals_out)), *inputs, **params
-        )
-
-    return lowered
-
-
 def _zero(x: Any) -> Any:
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
@@ -58,7 +47,7 @@ def _primitive(name: str, implementation: Callable, avals: Callable) -> Primitiv
     primitive.multiple_results = True
     primitive.def_abstract_eval(lambda *x, **params: _like(avals(params["call"]), x))
     primitive.def_impl(lambda *x, **params: jax.jit(lambda *y: implementation(params["call"], *y))(*x))
-    mlir.register_lowering(primitive, _lowering(lambda *x, **params: implementation(params["call"], *x)))
+    mlir.register_lowering(primitive, local(lambda *x, **params: implementation(params["call"], *x)))
     return primitive
 
 
@@ -112,7 +101,7 @@ def _perturbs(primal: Any, tangent: Any) -> bool:
 def _linearised(call: Call, perturbed: Sequence[int]) -> Call:
     """The call whose record serves the derivative with respect to these inputs: this one if its own does."""
     size = call.solve.size
-    carry = tuple(i for i in perturbed if i < size)
+    carry = tuple(i for i in perturbed if i < size and i not in call.solve.passive)
     operands = tuple(i - size for i in perturbed if i >= size)
     if call.record and set(carry) <= set(call.carry) and set(operands) <= set(call.operands):
         return call
@@ -120,6 +109,7 @@ def _linearised(call: Call, perturbed: Sequence[int]) -> Call:
     reason = call.kernels.against(linear)
     if reason:
         route = call.route.derivative("xla", reason)
+        announce(route)
         linear = linear.replace(kernels=XLA, route=route, record=XLA.records(call.solve))
     return linear.replace(scalar=takes_scalar(linear, "pull")) if linear.record else linear
 
@@ -186,7 +176,7 @@ second_p = Primitive("gradsolve_second")
 second_p.multiple_results = True
 second_p.def_abstract_eval(lambda *x, call, kind, which: _like(_linear_outputs(call, kind), x))
 second_p.def_impl(lambda *x, call, **params: jax.jit(lambda *y: _second(call, *y, **params))(*x))
-mlir.register_lowering(second_p, _lowering(lambda *x, call, **params: _second(call, *x, **params)))
+mlir.register_lowering(second_p, local(lambda *x, call, **params: _second(call, *x, **params)))
 
 
 def _second_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, **params: Any) -> tuple[list, list]:

@@ -208,15 +208,21 @@ class Replayed:
     step: Step
 
 
-def _read(call: Call, lanes: AbstractLanes, rows: Row, index: Any, like: Progress) -> Replayed:
-    """The step at `index` of all lanes, which share the values that they share in `like`."""
-    solve = call.solve
+def _read(call: Call, lanes: AbstractLanes, rows: Row, index: Any, begun: tuple[Progress, list[Any]]) -> Replayed:
+    """The step at `index` of all lanes, which share the values that they share where they are.
+
+    `begun`: that place, and the loop variables before the first step. A lane without a step here is put there, since
+    a vector field need not be finite where a solve ended.
+    """
+    solve, (like, initial) = call.solve, begun
     row = jax.tree.map(lambda r: jax.lax.dynamic_index_in_dim(r, index, 0, False), rows)
     first = lambda x: x[(0,) * len(lanes.sizes)]  # noqa: E731
     row = jax.tree.map(lambda s, x: jax.tree.map(first, x) if s else x, shared_in_row(call, lanes, like), row)
     carry: list[Any] = [None] * solve.size
+    mask = row.alive if call.moving else row.kept
     for i, x in zip(call.row, row.held, strict=True):
-        carry[i] = x
+        same = mask.ndim == 0 or lanes.shares(x, solve.carry[i])
+        carry[i] = x if same else select(mask, x, lanes.full(initial[i], solve.carry[i]))
     for i in call.reached:
         if carry[i] is None:  # nothing reads its value, but its cotangent is asked for
             carry[i] = lanes.zeros(lanes.sizes, solve.carry[i])
@@ -361,11 +367,12 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
     ct, saved = _cotangents_in(layout, lanes, inputs)
     at, rows = _recorded(layout, lanes, inputs)
     marks = reserve(solve.checkpoints, [*at.carry, *jax.tree.leaves(at.cursors)])
+    initial = at.carry
     sums = [lanes.operand_zeros(sizes, i) for i in call.operands]
 
     def back(s: Any) -> Any:
         j, rows, ct, sums = s
-        row = _read(call, lanes, rows, j - 1, at)
+        row = _read(call, lanes, rows, j - 1, (at, initial))
         return j - 1, rows, *_step_back(call, lanes, row, sizes, (ct, sums, saved))
 
     def body(s: Sweep) -> Sweep:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gradsolve_backend.kernels.compat import Literal
 from gradsolve_backend.kernels.perturb import reached_in_loop
 from gradsolve_backend.kernels.trace import LaneFunction, inexact
 
@@ -66,6 +67,19 @@ class Solve:
         """Number of loop variables."""
         return len(self.carry)
 
+    @functools.cached_property
+    def differentiated(self) -> tuple[int, ...]:
+        """Loop variables that a derivative with step times as constants may start from: those that a replay changes."""
+        f = self.fixed
+        given = {v: source for v, source in zip(f.invars, f.sources, strict=True)}
+        moved = lambda i: isinstance(v := f.jaxpr.outvars[i], Literal) or given.get(v) != i  # noqa: E731
+        return tuple(i for i in sorted(self.covered) if moved(i))
+
+    @functools.cached_property
+    def passive(self) -> frozenset[int]:
+        """Covered loop variables that a replay leaves as they are: what they hold it computes again."""
+        return self.covered - set(self.differentiated)
+
     @property
     def emitted(self) -> int:
         """Number of values that a step emits for its outputs."""
@@ -84,8 +98,8 @@ class Solve:
 
 def reached_carry(solve: Solve, operands: Sequence[int], carry: Sequence[int] = ()) -> frozenset[int]:
     """The loop variables that a derivative with respect to these operands and loop variables reaches."""
-    found = reached_in_loop((solve.advance, solve.fixed), solve.size, carry, operands)
-    return frozenset(i for i in found if inexact(solve.carry[i]))
+    among = frozenset(i for i, a in enumerate(solve.carry) if inexact(a)) - solve.passive
+    return reached_in_loop((solve.advance, solve.fixed), among, carry, operands)
 
 
 @dataclass(frozen=True)

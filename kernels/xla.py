@@ -23,9 +23,9 @@ class XlaKernels:
         """See `gradsolve_backend.kernels.loops.record_outcome`."""
         return loops.record_outcome(call)
 
-    def lane_bytes(self, solve: Any, memory: int | None) -> tuple[int, int]:
-        """See `gradsolve_backend.kernels.loops.lane_bytes`."""
-        return loops.lane_bytes(solve)
+    def record_room(self, solve: Any, memory: int | None) -> tuple[int, int]:
+        """See `gradsolve_backend.kernels.loops.record_room`."""
+        return loops.record_room(solve)
 
     def forward(self, call: Any, *arrays: Any) -> list[Any]:
         """See `gradsolve_backend.kernels.loops.forward`."""

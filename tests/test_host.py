@@ -154,22 +154,26 @@ class TestRoute:
         taken = route(hard, None, "automatic", named(STOCK, CANNOT))
         assert dict(taken.others)["cannot"] == CANNOT.reasons[0]
 
-    def test_bytes_are_per_lane_times_lanes(self):
-        taken = route(PROBLEM, None, "automatic", named(FAST)).holding(24, 1000)
+    def test_bytes_are_measured_once_and_when_asked_for(self):
+        asked = []
+        measure = lambda call: asked.append(call) or (24, 1000)
+        taken = route(PROBLEM, None, "automatic", named(FAST)).holding(128, 500, measure)
+        assert (taken.record_rows, taken.record_bytes) == (128, 500)
         assert (taken.lanes, taken.bytes_forward, taken.bytes_gradient) == (None, None, None)
-        batch = dataclasses.replace(taken, lanes=64)
-        assert (batch.bytes_forward, batch.bytes_gradient) == (64 * 24, 64 * 1000)
+        found = dataclasses.replace(taken, call="call")
+        assert found == taken and not asked
+        assert (found.bytes_forward, found.bytes_gradient) == (24, 1000) and asked == ["call"]
 
     def test_a_derivative_by_another_backend_says_so(self):
         offered = named(STOCK, SLOW, FAST, CANNOT)
-        chosen = route(PROBLEM, None, "automatic", offered).holding(24, 1000)
+        chosen = route(PROBLEM, None, "automatic", offered).holding(24, 1000, None)
         taken = chosen.derivative("slow", "primitive `sort` has no transpose")
         assert taken.backend == "slow"
         assert taken.why == "fast runs this solve, but not its derivative: primitive `sort` has no transpose"
         reasons = dict(taken.others)
         assert reasons.keys() == offered.keys() - {"slow"} and reasons["fast"] == taken.why
         assert reasons["cannot"] == "primitive `sort` has no scalar form"
-        assert (taken.lane_bytes_forward, taken.lane_bytes_gradient) == (24, 1000)
+        assert (taken.record_rows, taken.record_bytes) == (24, 1000)
 
 
 GOOD = """

@@ -31,8 +31,8 @@ class ScaledKernels:
     def record(self, call: Any) -> list[tuple[Any, int | None]]:
         return self.inner.record(call)
 
-    def lane_bytes(self, solve: Any, memory: int | None) -> tuple[int, int]:
-        return self.inner.lane_bytes(solve, memory)
+    def record_room(self, solve: Any, memory: int | None) -> tuple[int, int]:
+        return self.inner.record_room(solve, memory)
 
     def forward(self, call: Any, *arrays: Any) -> list[Any]:
         return self.inner.forward(call, *arrays)
