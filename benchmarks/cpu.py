@@ -50,7 +50,7 @@ from peers import (
 )
 from side_by_side import STOCK, environment, relative_difference
 
-from gradsolve_backend.timing import seconds_of
+from gradsolve_backend.timing import seconds_of, steady_seconds_of
 
 CALLS, MOST = 20, 500  # of what takes no longer than SLOW seconds
 SLOW, SLOW_BUDGET, FEWEST = 3.0, 30.0, 3
@@ -84,7 +84,7 @@ def in_turn(calls: Mapping[Any, Callable[[], Any]], budget: float) -> dict[Any, 
     for i in range(max(counts)):
         for call, count, seconds in zip(calls.values(), counts, taken, strict=True):
             if i < count:
-                seconds.append(seconds_of(call, ()))
+                seconds.append(steady_seconds_of(call, ()))
     return {key: Time(statistics.median(s), min(s), len(s)) for key, s in zip(calls, taken, strict=True)}
 
 

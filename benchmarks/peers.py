@@ -148,7 +148,7 @@ def steps_taken(case: Case, kind: str = "num_steps") -> np.ndarray:
 def bytes_of_record(case: Case) -> int:
     """Bytes reserved for the record of all lanes."""
     (route,) = explain(functools.partial(loss, case, LLVM), *case.inputs)
-    return route.bytes_gradient or 0
+    return (route.lanes or 0) * route.record_bytes
 
 
 # ---- gradsolve: records a mesh once, then replays it --------------------------------------------------

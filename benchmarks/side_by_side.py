@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradsolve_backend import GradSolveAdjoint, explain
+from gradsolve_backend.bench import lorenz, lorenz96, network
 from gradsolve_backend.conformance.problem import Problem
 from gradsolve_backend.conformance.problems import PROBLEMS
 from gradsolve_backend.timing import alternate, seconds_of
@@ -77,21 +78,6 @@ def final(field: Callable[..., Any], inputs: Any, tolerance: float, adjoint: dif
     ys = diffrax.diffeqsolve(terms, diffrax.Tsit5(), zero, one, first, y0, args, **how).ys
     assert isinstance(ys, jax.Array)
     return ys[-1]
-
-
-def lorenz(t: Any, y: Any, args: Any) -> Any:
-    return jnp.stack([args[0] * (y[1] - y[0]), y[0] * (args[1] - y[2]) - y[1], y[0] * y[1] - args[2] * y[2]])
-
-
-def lorenz96(t: Any, y: Any, force: Any) -> Any:
-    return (jnp.roll(y, -1) - jnp.roll(y, 2)) * jnp.roll(y, 1) - y + force
-
-
-def network(t: Any, y: Any, layers: Any) -> Any:
-    for matrix, offset in layers[:-1]:
-        y = jnp.tanh(matrix @ y + offset)
-    matrix, offset = layers[-1]
-    return matrix @ y + offset
 
 
 def squares(field: Callable[..., Any], tolerance: float) -> Loss:

@@ -82,7 +82,7 @@ class Arrays:
     linear: tuple[Array, ...] = ()  # tangents or cotangents
     saved: tuple[tuple[Array, ...], ...] = ()  # cotangents of the outputs' values
     results: tuple[Array, ...] = ()
-    record: tuple[int, int, int] | None = None  # buffers of marks, rows and checkpoints
+    record: tuple[int, ...] | None = None  # buffers of marks, rows and checkpoints
     frames: int = 0
     columns: int = 1  # of tangents or cotangents
     replicated: bool = False  # lanes are columns of a single trajectory, whose record this is

@@ -32,7 +32,7 @@ def test_outputs_that_a_derivative_reaches(name):
 def test_what_a_derivative_reaches_in_the_course_of_a_loop():
     """A chain of loop variables is reached one step after another; a count never is."""
     step = lambda a, b, c, n: [b, c, c * 1.0, n + 1]
-    found = reached_in_loop([trace(step, [ONE, ONE, ONE, COUNT], Operands())], 4, [2], [])
+    found = reached_in_loop([trace(step, [ONE, ONE, ONE, COUNT], Operands())], frozenset(range(4)), [2], [])
     assert found == {0, 1, 2}
 
 
