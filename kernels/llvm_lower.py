@@ -22,7 +22,8 @@ from gradsolve_backend.kernels.llvm_forward import HUGE_PAGES, Forward
 from gradsolve_backend.kernels.llvm_ir import Target, host_features
 from gradsolve_backend.kernels.llvm_loops import MARKS, WIDEST, Array, Arrays, Kernel, record_bytes
 from gradsolve_backend.kernels.llvm_math import symbols
-from gradsolve_backend.kernels.llvm_sweeps import Cotangent, Tangent
+from gradsolve_backend.kernels.llvm_sweeps import Cotangent
+from gradsolve_backend.kernels.llvm_tangent import Tangent
 from gradsolve_backend.kernels.loops import outcome
 from gradsolve_backend.kernels.replay import Layout, primal_count
 from gradsolve_backend.kernels.routines import Pieces
@@ -250,7 +251,7 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
     out, own = [], []
     for j, i in enumerate((*call.carry, *(solve.size + i for i in call.operands))):
         a = solve.carry[i] if j < len(call.carry) else solve.operands[i - solve.size]
-        own.append(j < len(call.carry) or _for_itself(linear, i, j))
+        own.append(j < len(call.carry) or linear.replicated or linear.layout.apart(j))
         shape = linear.shape(a) if own[-1] else (linear.columns, linear.tasks, *a.shape)
         out.append(results.add(shape, a.dtype, a.size, lanes=own[-1], columns=own[-1]))
     frames = results.add((0,), jnp.uint8, 0).buffer
@@ -258,12 +259,3 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
     found = linear.run(Cotangent(call, linear.target, arrays), results)
     found = [x if lanes else jnp.sum(x, axis=1) for x, lanes in zip(found, own, strict=True)]
     return [linear.left(x, lanes, j) for j, (x, lanes) in enumerate(zip(found, own, strict=True))]
-
-
-def _for_itself(linear: Linear, index: int, position: int) -> bool:
-    """Whether the cotangent of an operand is wanted for some lanes apart."""
-    if linear.replicated:
-        return True
-    levels = linear.layout.own
-    wanted, has = column(linear.call.keep, position), column(linear.call.axes, index)
-    return any(wanted[i] or has[i] for i in levels)

@@ -265,7 +265,7 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
     leaves = [(o, j) for o in range(len(solve.outputs)) for j in Pieces(call).leaves(o)]
     saved = {key: linear.linear(next(numbers), slots=True) for key in leaves}
     avals = [*(solve.carry[i] for i in call.carry), *(solve.operands[i] for i in call.operands)]
-    own = [j < len(call.carry) or _for_itself(linear, j) for j in range(len(avals))]
+    own = [j < len(call.carry) or linear.layout.apart(j) for j in range(len(avals))]
     results = [
         launch.give((elements(a),), a.dtype, columns=True) if lanes else launch.sums(elements(a), a.dtype)
         for a, lanes in zip(avals, own, strict=True)
@@ -289,11 +289,3 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
             x = jnp.sum(sums, axis=1).reshape((linear.columns, *aval.shape))
         out.append(linear.left(linear.shaped(x), lanes, j))
     return out
-
-
-def _for_itself(linear: Linear, position: int) -> bool:
-    """Whether the cotangent of an operand is wanted for some lanes apart."""
-    call = linear.call
-    index = call.solve.size + call.operands[position - len(call.carry)]
-    wanted, has = column(call.keep, position), column(call.axes, index)
-    return any(wanted[i] or has[i] for i in linear.layout.own)

@@ -56,6 +56,13 @@ class Layout:
         """The other levels."""
         return tuple(i for i in range(len(self.call.sizes)) if i not in self.own)
 
+    def apart(self, position: int) -> bool:
+        """Whether the output at a position of a cotangent, that of an operand, is wanted for some lanes apart."""
+        call = self.call
+        index = call.solve.size + call.operands[position - len(call.carry)]
+        wanted, has = column(call.keep, position), column(call.axes, index)
+        return any(wanted[i] or has[i] for i in self.own)
+
     def sizes(self, levels: Sequence[int]) -> tuple[int, ...]:
         """Sizes of some levels."""
         return tuple(self.call.sizes[i] for i in levels)
