@@ -10,10 +10,12 @@ from typing import Any
 import jax
 
 from gradsolve_backend.kernels.scalar import NoScalarForm, ScalarProgram, scalarise
+from gradsolve_backend.kernels.scalar_dense import EQUATIONS as LINEAR
 from gradsolve_backend.kernels.solve import Call, Solve
 from gradsolve_backend.kernels.trace import LaneFunction
 
-EQUATIONS = 16_000  # of a program of the forward pass; what is longer, matrices mostly, is too large for one kernel
+EQUATIONS = 10_000  # of a program of the forward pass; what is longer, matrices mostly, is faster on arrays
+LINEAR_EQUATIONS = 16_000  # of one that solves linear systems, which is not
 DERIVATIVE_EQUATIONS = 40_000  # of its derivative
 STEP_EQUATIONS = 600  # of a trial step that XLA compiles
 PULL_EQUATIONS = 1500  # of the cotangent of an accepted step that XLA compiles
@@ -82,8 +84,15 @@ def _built(function: LaneFunction, kind: str, at: tuple[int, ...]) -> ScalarProg
         raise NoScalarForm(f"its inputs have {elements} elements; at most {ELEMENTS} can be held one by one")
     run, more = DERIVATIVES[kind](function, at) if kind else (function.run, [])
     tables = [*(s < 0 for s in function.sources), *[False] * len(more)]
-    limit = DERIVATIVE_EQUATIONS if kind else EQUATIONS
+    longest = LINEAR_EQUATIONS if _solves(function.jaxpr) else EQUATIONS
+    limit = DERIVATIVE_EQUATIONS if kind else longest
     return scalarise(jax.make_jaxpr(run)(*own, *more), limit=limit, table_inputs=tables)
+
+
+def _solves(jaxpr: Any) -> bool:
+    """Whether a program solves linear systems."""
+    inner = [j for e in jaxpr.eqns for j in jax.tree.leaves(dict(e.params)) if hasattr(j, "eqns")]
+    return any(e.primitive.name in LINEAR for e in jaxpr.eqns) or any(_solves(getattr(j, "jaxpr", j)) for j in inner)
 
 
 def _forward(solve: Solve) -> list[LaneFunction]:

@@ -39,6 +39,7 @@ def test_the_code_of_a_step_is_what_the_program_prints(capsys):
         ("at most {} instructions", llvm_routine.CHUNK),
         ("{} texts", llvm_code.KEPT),
         ("more than {} equations", forms.EQUATIONS),
+        ("({} if it solves linear systems)", forms.LINEAR_EQUATIONS),
         ("or {} with its derivative", forms.DERIVATIVE_EQUATIONS),
         ("loops of more than {} iterations", scalar.UNROLL_LIMIT),
         ("vector field of {} equations", scalar.SHARED_EQUATIONS),
@@ -72,5 +73,7 @@ def test_the_programs_for_stiff_systems_run():
 
 
 def test_the_limits_for_stiff_systems_are_those_of_the_code():
-    assert f"up to {scalar_dense.DIMENSION} unknowns, and a step of at most {forms.EQUATIONS:,} equations" in STIFF
+    assert (
+        f"up to {scalar_dense.DIMENSION} unknowns, and a step of at most {forms.LINEAR_EQUATIONS:,} equations" in STIFF
+    )
     assert f"linear systems of more than {scalar_dense.DIMENSION} unknowns" in TEXT

@@ -135,7 +135,12 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[Any, ...], str]] = [
         (normal(65), 3),
         "would have about|into 65 computed",
     ),
-    ("size", lambda x: jnp.sin(x), (normal(101),), "the scalar program has more than 100 equations, which is the limit"),
+    (
+        "size",
+        lambda x: jnp.sin(x),
+        (normal(101),),
+        "the scalar program has more than 100 equations, which is the limit",
+    ),
     ("random", lambda k: jax.random.normal(k), (np.zeros(2, np.uint32),), "primitive `random_wrap` has no scalar form"),
 ]
 
