@@ -73,7 +73,6 @@ def test_the_programs_for_stiff_systems_run():
 
 
 def test_the_limits_for_stiff_systems_are_those_of_the_code():
-    assert (
-        f"up to {scalar_dense.DIMENSION} unknowns, and a step of at most {forms.LINEAR_EQUATIONS:,} equations" in STIFF
-    )
+    unknowns, equations = scalar_dense.DIMENSION, f"{forms.LINEAR_EQUATIONS:,}"
+    assert f"up to {unknowns} unknowns, and a step of at most {equations} equations" in STIFF
     assert f"linear systems of more than {scalar_dense.DIMENSION} unknowns" in TEXT

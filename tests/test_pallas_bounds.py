@@ -1,4 +1,4 @@
-"""No kernel of `pallas` touches an array beyond its end. In a process of its own, as the check calls JAX from a callback."""
+"""No kernel of `pallas` touches an array beyond its end. In a process of its own: the check runs JAX in callbacks."""
 
 import subprocess
 import sys
