@@ -23,6 +23,7 @@ from gradsolve_backend.kernels.scalar_graph import (
 )
 
 SELECT_LIMIT = 64  # places among which selects choose one
+_CONSTANTS_FROM = 9  # from so many constants on, one look-up beats a select per place
 _SINK_FROM = 17  # from here on one look-up per operand beats a select per place
 _SINK_DEPTH = 6
 
@@ -86,7 +87,7 @@ def _table_look_up(graph: Graph, candidates: Value, starts: Sequence[Atom], dept
         if all(isinstance(atom, Cell) and atom.source == first.source for atom in flat):
             places = np.array([cell.element for cell in flat]).reshape(candidates.shape)
             return _look_up(graph, first.source, places, starts, first.dtype)
-    if all(isinstance(atom, np.generic) for atom in flat) and (depth or len(flat) > SELECT_LIMIT):
+    if all(isinstance(atom, np.generic) for atom in flat) and (depth or len(flat) >= _CONSTANTS_FROM):
         source = graph.constant_table(np.array(flat, first.dtype))
         return _look_up(graph, source, np.arange(len(flat)).reshape(candidates.shape), starts, first.dtype)
     if depth < _SINK_DEPTH and len(flat) >= _SINK_FROM and isinstance(first, Node):
