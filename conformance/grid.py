@@ -57,7 +57,7 @@ class Case:
 
     @property
     def noisy(self) -> bool:
-        """Whether rounding may change stock's own slopes by more than the tolerance.
+        """Whether rounding may change stock's own values and slopes by more than the tolerance.
 
         In float32 it may where a solution is sensitive. In float64 it may for the slope of a step time: it carries the
         factors of all steps before, and these the rounding of error estimates, differences of nearly equal numbers.

@@ -82,10 +82,11 @@ def differences(case: Case, found: dict[str, Any], expected: dict[str, Any], nud
     `nudged` is stock's result at inputs changed by rounding, for a case that is noisy.
     """
     tolerance = TOLERANCES[case.dtype]
-    problems = list(_compare("value", found["value"], expected["value"], (tolerance.value, tolerance.floor)))
-    if "slope" in expected:
-        noise = None if nudged is None else nudged["slope"]
-        problems += _compare("slope", found["slope"], expected["slope"], (tolerance.slope, tolerance.floor), noise)
+    problems: list[str] = []
+    for name, share in (("value", tolerance.value), ("slope", tolerance.slope)):
+        if name in expected:
+            noise = None if nudged is None else nudged[name]
+            problems += _compare(name, found[name], expected[name], (share, tolerance.floor), noise)
     states = found["aux"].get("controller", ()), expected["aux"].get("controller", ())
     problems += _compare("controller state", *states, (CONTROLLER_STATE, CONTROLLER_STATE))
     if not jtu.tree_all(jtu.tree_map(np.array_equal, found["aux"]["unused"], expected["aux"]["unused"])):
