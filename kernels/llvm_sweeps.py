@@ -1,5 +1,6 @@
 """The sweeps of the `llvm` backend over the record of a forward pass: what both need, and the cotangent sweep."""
 
+import abc
 import contextlib
 from collections.abc import Iterator
 
@@ -21,6 +22,48 @@ class Sweep(Kernel):
     def apart(self) -> bool:
         """Whether what columns share is computed apart from what each has for itself."""
         return self.group > 1
+
+    def make(self) -> str:
+        """The text of the kernel."""
+        arrays = self.arrays
+        for array in (*arrays.carry, *arrays.operands, *arrays.linear, *(a for s in arrays.saved for a in s)):
+            self.rows_of(array)
+        self.write_start()
+        self.write_step(values=False)
+        self.write_steps()
+        body = self.block()
+        self.locate(body)
+        with self.groups(body):
+            with self.each_column(body):
+                self.write_rows(body)
+                self.enter_linear(body)
+            self.enter_operands(body)
+            self.sweep(body)
+            with self.each_column(body):
+                self.leave_linear(body)
+        self.end(body)
+        return self.write_kernel(tuple(self.summed.values()))
+
+    @property
+    @abc.abstractmethod
+    def summed(self) -> dict[int, Array]:
+        """Results that are sums over lanes, by operand."""
+
+    @abc.abstractmethod
+    def write_steps(self) -> None:
+        """The functions of a step of the sweep."""
+
+    @abc.abstractmethod
+    def enter_linear(self, body: Body) -> None:
+        """Read the linear inputs of a column."""
+
+    @abc.abstractmethod
+    def sweep(self, body: Body) -> None:
+        """Through all steps of the block."""
+
+    @abc.abstractmethod
+    def leave_linear(self, body: Body) -> None:
+        """Write the results of a column."""
 
     @contextlib.contextmanager
     def groups(self, body: Body) -> Iterator[None]:
@@ -103,30 +146,12 @@ class Cotangent(Sweep):
         results = self.arrays.results[len(self.call.carry) :]
         return {i: a for i, a in zip(self.call.operands, results, strict=True) if not a.lanes}
 
-    def make(self) -> str:
-        """The text of the kernel."""
-        arrays = self.arrays
-        for array in (*arrays.carry, *arrays.operands, *arrays.linear, *(a for s in arrays.saved for a in s)):
-            self.rows_of(array)
+    def write_steps(self) -> None:
         self.again = self.layout.reserve(AGAIN * self.layout.row_bytes)
-        self.write_start()
-        self.write_step(values=False)
         self._write_back()
         self._write_segment()
-        body = self.block()
-        self.locate(body)
-        with self.groups(body):
-            with self.each_column(body):
-                self.write_rows(body)
-                self._enter_linear(body)
-            self.enter_operands(body)
-            self._sweep(body)
-            with self.each_column(body):
-                self._leave_linear(body)
-        self.end(body)
-        return self.write_kernel(tuple(self.summed.values()))
 
-    def _enter_linear(self, body: Body) -> None:
+    def enter_linear(self, body: Body) -> None:
         """The cotangents at the end, and no cotangents of operands yet."""
         for i, array in zip(self.call.reached, self.arrays.linear, strict=True):
             self.enter(body, array, ("ct", i))
@@ -137,7 +162,7 @@ class Cotangent(Sweep):
             place = self.place(body, ("sum", i))
             body.line(f"call void @llvm.memset.p0.i64(ptr {place}, i8 0, i64 {size}, i1 false)")
 
-    def _leave_linear(self, body: Body) -> None:
+    def leave_linear(self, body: Body) -> None:
         column = Frame(body, self.head).column.get()
         results = iter(self.arrays.results)
         for i in self.call.carry:
@@ -209,7 +234,7 @@ class Cotangent(Sweep):
     def _write_segment(self) -> None:
         """`@segment`: back through `%count` steps from the state at `%source`, or the initial one if that is null."""
         body = self.body("segment", ", ptr %source, i64 %count")
-        frame, size = Frame(body, self.head), self.layout.row_bytes
+        size = self.layout.row_bytes
         local, again = body.address("%frame", self.local_row), body.address("%frame", self.again)
         pieces = arithmetic(body, "udiv", arithmetic(body, "add", "%count", AGAIN - 1), AGAIN)
         with counting(body, 0, pieces) as done:
@@ -222,7 +247,6 @@ class Cotangent(Sweep):
             with counting(body, 0, count) as i:
                 self.call_step(body, "forward_step", body.address(again, arithmetic(body, "mul", i, size)))
             self._back_rows(body, again, count)
-        del frame
         self.end(body)
 
     def _restore(self, body: Body) -> None:
@@ -242,7 +266,7 @@ class Cotangent(Sweep):
             row = body.address(rows, arithmetic(body, "mul", i, self.layout.row_bytes))
             self.call_step(body, "back_step", row)
 
-    def _sweep(self, body: Body) -> None:
+    def sweep(self, body: Body) -> None:
         """Back through all steps of the block."""
         right, wrong, end = (body.fresh_label(stem) for stem in ("right", "wrong", "swept"))
         body.branch_if(self.verified(body), right, wrong)

@@ -18,27 +18,13 @@ class Tangent(Sweep):
         keys = [(o, j) for o in range(len(self.call.solve.outputs)) for j in self.pieces.leaves(o)]
         return dict(zip(keys, self.arrays.results[len(self.call.reached) :], strict=True))
 
-    def make(self) -> str:
-        """The text of the kernel."""
-        for array in (*self.arrays.carry, *self.arrays.operands, *self.arrays.linear):
-            self.rows_of(array)
-        self.write_start()
-        self.write_step(values=False)
-        self._write_push()
-        body = self.block()
-        self.locate(body)
-        with self.groups(body):
-            with self.each_column(body):
-                self.write_rows(body)
-                self._enter_linear(body)
-                self.clear_tails(body, {o: self._zero_cursor(body, o) for o, _ in self.saved_results})
-            self.enter_operands(body)
-            self._sweep(body)
-            with self.each_column(body):
-                for i, array in zip(self.call.reached, self.arrays.results, strict=False):
-                    self.leave(body, ("d", i), array)
-        self.end(body)
-        return self.write_kernel()
+    @property
+    def summed(self) -> dict[int, Array]:
+        return {}
+
+    def leave_linear(self, body: Body) -> None:
+        for i, array in zip(self.call.reached, self.arrays.results, strict=False):
+            self.leave(body, ("d", i), array)
 
     def _zero_cursor(self, body: Body, o: int) -> Place:
         """The slot of an output's cursor, set to the first."""
@@ -46,7 +32,7 @@ class Tangent(Sweep):
         body.line(f"store {body.type(INT)} zeroinitializer, ptr {place}, align 4")
         return ("cursor", o, 1)
 
-    def _enter_linear(self, body: Body) -> None:
+    def enter_linear(self, body: Body) -> None:
         given = dict(zip(self.call.carry, self.arrays.linear, strict=False))
         for i in self.call.reached:
             if i in given:
@@ -59,8 +45,9 @@ class Tangent(Sweep):
         for i, array in zip(self.call.operands, self.arrays.linear[len(self.call.carry) :], strict=True):
             if ("d operand", i) in self.layout.slots:
                 self.enter(body, array, ("d operand", i))
+        self.clear_tails(body, {o: self._zero_cursor(body, o) for o, _ in self.saved_results})
 
-    def _write_push(self) -> None:
+    def write_steps(self) -> None:
         """`@push_step`: forward through the step of a row."""
         pieces = self.pieces
         push = pieces.push(self.apart)
@@ -100,7 +87,7 @@ class Tangent(Sweep):
             if self.apart:
                 self.run(body, f"pass.{o}")
 
-    def _sweep(self, body: Body) -> None:
+    def sweep(self, body: Body) -> None:
         """Through the rows, then on from where they end; from the start if they are not of these lanes."""
         frame = Frame(body, self.head)
         right, wrong, end = (body.fresh_label(stem) for stem in ("right", "wrong", "swept"))
