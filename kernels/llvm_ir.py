@@ -4,7 +4,9 @@ A value of a scalar program is one SIMD vector `<width x T>`; bools are `<width 
 in memory. Text is written rather than built through objects, because emission must keep up with large programs.
 """
 
+import copy
 import ctypes
+import dataclasses
 import functools
 import platform
 import struct
@@ -162,7 +164,7 @@ class Body:
         self.target = target
         self._lines = [f"define {signature} {{", "entry:"]
         self._block = "entry"
-        self._count = 0
+        self._stem, self._count = "%v", 0
         self._phis: dict[str, int] = {}
         self._splats: dict[tuple[bytes, np.dtype], Value] = {}
         self.without_sign: set[str] = set()  # values that are no number below zero, nor -0
@@ -177,14 +179,20 @@ class Body:
     def fresh(self) -> str:
         """A name that no other value of this function has."""
         self._count += 1
-        return f"%v{self._count}"
+        return f"{self._stem}{self._count}"
 
     def emit(self, rhs: str) -> str:
         """The name of the result of an instruction."""
-        self._count += 1
-        name = f"%v{self._count}"
+        name = self.fresh()
         self._lines.append(f"  {name} = {rhs}")
         return name
+
+    def single(self) -> "Body":
+        """What writes straight-line code into the same function for one lane, of which `spread` makes all."""
+        out = copy.copy(self)
+        out.target = dataclasses.replace(self.target, width=1)
+        out._stem, out._splats = "%u", {}
+        return out
 
     def line(self, text: str) -> None:
         """An instruction without a result, or a line of the author's own."""
@@ -250,6 +258,15 @@ class Body:
         first = self.emit(f"insertelement {kind} poison, {_TYPES[dtype]} {scalar}, i64 0")
         zeros = f"{self.vector('i32')} zeroinitializer"
         return Value(self.emit(f"shufflevector {kind} {first}, {kind} poison, {zeros}"), dtype)
+
+    def spread(self, value: Value) -> Value:
+        """A value of the body of one lane, in all lanes."""
+        if value.name.startswith("splat"):
+            return value
+        kind, name, zeros = f"<1 x {_memory_type(value.dtype)}>", value.name, f"{self.vector('i32')} zeroinitializer"
+        if value.dtype == BOOL:  # of bytes LLVM makes much shorter code than of bits
+            name = self.emit(f"zext <1 x i1> {name} to {kind}")
+        return self._loaded(self.emit(f"shufflevector {kind} {name}, {kind} poison, {zeros}"), value.dtype)
 
     def cast(self, operation: str, value: Value, dtype: np.dtype) -> Value:
         """A conversion instruction."""

@@ -21,6 +21,7 @@ from gradsolve_backend.kernels.llvm_memory import Movers
 from gradsolve_backend.kernels.llvm_routine import Writer
 from gradsolve_backend.kernels.routines import ALIVE, KEPT, WAS_ALIVE, Pieces, Place, Routine
 from gradsolve_backend.kernels.solve import Call
+from gradsolve_backend.kernels.uniform import uniform_places
 
 ROWS = 128  # of a record, where no memory was asked for
 FEWEST = 8
@@ -72,6 +73,11 @@ class Array:
     columns: bool = False
     index: int | None = None
 
+    @property
+    def shared(self) -> bool:
+        """Whether all lanes have the same row."""
+        return not self.lanes and not self.columns and self.index is None
+
 
 @dataclass(frozen=True)
 class Arrays:
@@ -86,6 +92,7 @@ class Arrays:
     frames: int = 0
     columns: int = 1  # of tangents or cotangents
     replicated: bool = False  # lanes are columns of a single trajectory, whose record this is
+    lanes: int = 1
 
 
 NUMBERS = (
@@ -115,7 +122,7 @@ class Kernel(abc.ABC):
     def __post_init__(self) -> None:
         self.pieces = Pieces(self.call)
         self.layout = Layout(self.pieces, self.target.width, self.arrays.replicated)
-        self.writer = Writer(self.module, self.target, self.layout)
+        self.writer = Writer(self.module, self.target, self.layout, self._uniform())
         self.movers = Movers(self.module, self.target)
         self.head = self.layout.reserve(8 * len(NUMBERS))
         self.local_row = self.layout.reserve(self.layout.row_bytes)
@@ -131,6 +138,14 @@ class Kernel(abc.ABC):
     @abc.abstractmethod
     def saved_results(self) -> dict[tuple[int, int], Array]:
         """Results that are buffers of saved values, by output and leaf."""
+
+    def _uniform(self) -> frozenset[Place]:
+        """Places that are the same in all lanes of each block; none if a block has padding, which is never alive."""
+        if self.target.width == 1 or self.arrays.replicated or self.arrays.lanes % self.target.width:
+            return frozenset()
+        groups = {"carry": self.arrays.carry, "operand": self.arrays.operands}
+        shared = [(kind, i) for kind, group in groups.items() for i, array in enumerate(group) if array.shared]
+        return uniform_places(self.pieces, shared)
 
     # ---- functions
 

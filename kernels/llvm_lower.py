@@ -153,7 +153,9 @@ def forward(call: Call, *inputs: Any) -> list[Any]:
         record = tuple(a.buffer for a in arrays_of)
     frames = results.add((0,), jnp.uint8, 0).buffer
     size = solve.size
-    described = Arrays(tuple(arrays[:size]), tuple(arrays[size:]), results=tuple(out), record=record, frames=frames)
+    described = Arrays(
+        tuple(arrays[:size]), tuple(arrays[size:]), results=tuple(out), record=record, frames=frames, lanes=lanes
+    )
     kernel = Forward(call, _target(call, lanes), described)
     found = _launch(kernel, kernel.make(), packer, results, (lanes, 1, _tasks(lanes, kernel.target.width)))
     return [x.reshape((*sizes, *x.shape[1:])) for x in found]
@@ -195,6 +197,7 @@ class Linear:
             "operands": tuple(self.array(size + i) for i in range(count)),
             "record": record,
             "columns": self.columns,
+            "lanes": self.lanes,
             "replicated": self.replicated,
         }
 

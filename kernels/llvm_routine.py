@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from gradsolve_backend.kernels.compat import Literal
-from gradsolve_backend.kernels.llvm_ir import Body, Module, Table, Target, Value
+from gradsolve_backend.kernels.llvm_ir import BOOL, Body, Module, Table, Target, Value
 from gradsolve_backend.kernels.llvm_layout import WORD, Layout, Slot
 from gradsolve_backend.kernels.llvm_ops import Instruction, constant, instructions
 from gradsolve_backend.kernels.routines import Place, Routine
 from gradsolve_backend.kernels.scalar import SHARED, ScalarProgram
+from gradsolve_backend.kernels.uniform import uniform_inputs, uniform_values
 
 CHUNK = 1500  # instructions of one LLVM function
 SIGNATURE = "internal void @{}(ptr noalias %frame, ptr noalias %row, ptr noalias %column)"
@@ -62,6 +63,7 @@ class Writer:
     module: Module
     target: Target
     layout: Layout
+    uniform: frozenset[Place] = frozenset()  # places that are the same in all lanes
     tables: dict[int, Slot] = field(default_factory=dict)  # operands that are read whole: the address of each lane's
 
     def table(self, operand: int) -> Slot:
@@ -88,16 +90,19 @@ class Writer:
                 sources[next(variables)] = Whole(place[1], aval.size, np.dtype(aval.dtype))
                 continue
             own = [next(variables) for _ in range(aval.size)]
-            sources |= {v: self.element(place, i) for i, v in enumerate(own)}
+            certain = place in routine.some and place in self.uniform
+            sources |= {v: True if certain else self.element(place, i) for i, v in enumerate(own)}
             late |= set(own) if place in routine.late else set()
         outputs, results = iter(program.jaxpr.jaxpr.outvars), []
         for place, aval in zip(routine.writes, program.out_avals, strict=True):
             results += [Result(next(outputs), self.element(place, i), place in read) for i in range(aval.size)]
+        results = [r for r in results if isinstance(r.variable, Literal) or sources.get(r.variable) != r.element]
         listed = instructions(program.jaxpr, self.target.fma)
-        changing = {v for v, source in sources.items() if isinstance(source, Whole) or not source.lasting}
+        changing = {v for v, source in sources.items() if not (isinstance(source, Element) and source.lasting)}
         always, rest = _behind(changing, listed)
         parts = [always, *(_behind(late, rest) if routine.late else [rest])]
-        return Cut(self, routine.name, program, sources, results, parts, late).write()
+        same = uniform_values(listed, uniform_inputs(routine, self.uniform)) if self.uniform else set()
+        return Cut(self, routine.name, program, sources, results, parts, late, same).write()
 
 
 def _behind(inputs: Iterable[Any], listed: Iterable[Instruction]) -> tuple[list[Instruction], list[Instruction]]:
@@ -119,10 +124,11 @@ class Cut:
     writer: Writer
     name: str
     program: ScalarProgram
-    sources: dict[Any, Element | Whole]
+    sources: dict[Any, Element | Whole | bool]
     results: list[Result]
     parts: list[list[Instruction]]
     late: set[Any]
+    uniform: set[Any] = field(default_factory=set)  # variables that are the same in all lanes
 
     def write(self) -> list[list[str]]:
         """Write all functions; their names by part."""
@@ -209,19 +215,22 @@ class Function:
 
     cut: Cut
     known: dict[Any, Value | Table] = field(default_factory=dict)
+    numbers: dict[Any, Value | Table] = field(default_factory=dict)  # values for one lane
 
     def write(self, name: str, chunk: Sequence[Instruction], results: Sequence[Result]) -> None:
         """Write the function."""
         writer = self.cut.writer
         self.body = Body(writer.module, writer.target, SIGNATURE.format(name))
+        self.one_lane = self.body.single()
         for one in chunk:
             if one.name == SHARED:
                 self._call(one)
                 continue
-            value = one.emit(self.body, [self._read(v) for v in one.inputs])
-            self.known[one.output] = value
+            same = one.output in self.cut.uniform
+            body, known = (self.one_lane, self.numbers) if same else (self.body, self.known)
+            known[one.output] = one.emit(body, [self._read(v, body) for v in one.inputs])
             if one.output in self.cut.kept:
-                self._store(value, self.cut.kept[one.output])
+                self._store(self._read(one.output), self.cut.kept[one.output])
         values = [self._read(result.variable) for result in results]
         for value, result in zip(values, results, strict=True):
             self._store(value, result.element, result.replaced)
@@ -243,23 +252,29 @@ class Function:
         for name in callee.names:
             self.body.line(f"call void @{name}(ptr %frame, ptr {results}, ptr null)")
 
-    def _read(self, v: Any) -> Any:
+    def _read(self, v: Any, body: Body | None = None) -> Any:
+        """A variable or literal in all lanes, or for the body of one lane."""
+        body = body or self.body
         if isinstance(v, Literal):
             aval: Any = v.aval
-            return self.body.splat(v.val, np.dtype(aval.dtype))
-        if v not in self.known:
-            self.known[v] = self._load(v)
-        return self.known[v]
+            return body.splat(v.val, np.dtype(aval.dtype))
+        known = self.numbers if body is self.one_lane else self.known
+        if v not in known:
+            made = v in self.cut.home and v in self.numbers
+            known[v] = self.body.spread(self.numbers[v]) if made else self._load(v, body)
+        return known[v]
 
-    def _load(self, v: Any) -> Value | Table:
+    def _load(self, v: Any, body: Body) -> Value | Table:
         source = self.cut.kept.get(v) or self.cut.sources.get(v)
         if source is None:
             closed = self.cut.program.jaxpr
-            return constant(self.body, closed.consts[closed.jaxpr.constvars.index(v)])
+            return constant(body, closed.consts[closed.jaxpr.constvars.index(v)])
+        if source is True:
+            return body.splat(True, BOOL)
         if isinstance(source, Element):
-            load = self.body.load_one if source.single else self.body.load
+            load = body.load_one if source.single else body.load
             return load(source.base, source.offset, source.dtype)
-        addresses = self.body.load("%frame", self.cut.writer.table(source.operand).offset, ADDRESS)
-        kind = self.body.vector("ptr")
-        pointers = self.body.emit(f"inttoptr {self.body.type(ADDRESS)} {addresses.name} to {kind}")
+        addresses = body.load("%frame", self.cut.writer.table(source.operand).offset, ADDRESS)
+        kind = body.vector("ptr")
+        pointers = body.emit(f"inttoptr {body.type(ADDRESS)} {addresses.name} to {kind}")
         return Table(pointers, source.length, source.dtype)

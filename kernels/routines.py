@@ -33,7 +33,7 @@ class Routine:
     """A scalar program that reads some places and writes some; what it writes it writes after all reads.
 
     Inputs in `late` are known later than the others. Outputs that do not depend on them come first, in a part of
-    their own.
+    their own. Those in `some` hold for at least one lane whenever it runs.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Routine:
     reads: tuple[Place, ...]
     writes: tuple[Place, ...]
     late: frozenset[Place] = frozenset()
+    some: frozenset[Place] = frozenset()
 
 
 def _operands(functions: Iterable[LaneFunction]) -> list[Place]:
@@ -150,17 +151,23 @@ class Pieces:
         return [*(arguments[a] for a in sorted(function.arguments)), *_operands([function])]
 
     def make(
-        self, name: str, reads: Iterable[Place], function: Callable[[Values], Values], late: Iterable[Place] = ()
+        self,
+        name: str,
+        reads: Iterable[Place],
+        function: Callable[[Values], Values],
+        late: Iterable[Place] = (),
+        some: Iterable[Place] = (),
     ) -> Routine:
         """The routine of a function from the values of places to the values of places; each is made once."""
         call = self.call
         key = (name, call.record, call.carry, call.operands)
         if key not in call.solve.routines:
-            call.solve.routines[key] = self._made(name, tuple(dict.fromkeys(reads)), function, frozenset(late))
+            marks = frozenset(late), frozenset(some)
+            call.solve.routines[key] = self._made(name, tuple(dict.fromkeys(reads)), function, *marks)
         return call.solve.routines[key]
 
     def _made(
-        self, name: str, reads: tuple[Place, ...], function: Callable[[Values], Values], late: frozenset[Place]
+        self, name: str, reads: tuple[Place, ...], function: Callable[[Values], Values], *marks: frozenset[Place]
     ) -> Routine:
         writes: list[Place] = []
 
@@ -172,7 +179,7 @@ class Pieces:
         closed = jax.make_jaxpr(flat)(*(self.aval(place) for place in reads))
         tables = [place[0] == "operand" for place in reads]
         program = scalarise(closed, limit=DERIVATIVE_EQUATIONS, table_inputs=tables)
-        return Routine(name, program, reads, tuple(writes), late)
+        return Routine(name, program, reads, tuple(writes), *marks)
 
     # ---- running the solve
 
@@ -206,7 +213,7 @@ class Pieces:
             return found
 
         reads = [*self.state, *_operands([solve.advance, solve.live])]
-        return self.make("step", reads, run)
+        return self.make("step", reads, run, some=[ALIVE])
 
     # ---- outputs
 
