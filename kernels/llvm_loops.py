@@ -232,16 +232,12 @@ class Kernel(abc.ABC):
 
     def enter(self, body: Body, array: Array, place: Place) -> None:
         """Read an array's rows into a place."""
-        if array.elements:
+        buffer, target, size = self.buffer(body, array.buffer), self.place(body, place), array.dtype.itemsize
+        if array.elements and array.shared:
+            self.movers.share(body, size, buffer, array.elements, target)
+        elif array.elements:
             rows = body.address(self.column, self.rows_of(array).offset)
-            self.movers.enter(
-                body,
-                array.dtype.itemsize,
-                self.buffer(body, array.buffer),
-                rows,
-                array.elements,
-                self.place(body, place),
-            )
+            self.movers.enter(body, size, buffer, rows, array.elements, target)
 
     def leave(self, body: Body, place: Place, array: Array) -> None:
         """Write a place into an array that has a row per lane, and per column where there are any."""

@@ -34,10 +34,6 @@ class Movers:
     def _element(self, body: Body, size: int, base: str, index: str) -> str:
         return body.emit(f"getelementptr i{8 * size}, ptr {base}, i64 {index}")
 
-    def _copy(self, body: Body, size: int, source: str, target: str) -> None:
-        value = body.emit(f"load i{8 * size}, ptr {source}")
-        body.line(f"store i{8 * size} {value}, ptr {target}")
-
     def _vector(self, body: Body, size: int, base: str, element: str, lane: str) -> str:
         index = arithmetic(body, "add", arithmetic(body, "mul", element, self.target.width), lane)
         return self._element(body, size, base, index)
@@ -68,27 +64,59 @@ class Movers:
     def _masked(self, b: Body, name: str, size: int) -> str:
         return f"llvm.masked.{name}.v{self.target.width}i{8 * size}.v{self.target.width}p0"
 
+    def _lanes_below(self, b: Body, count: str) -> tuple[str, str]:
+        """The numbers of the lanes, and which are below a count."""
+        long, lane = b.vector("i64"), f"<{', '.join(f'i64 {w}' for w in range(self.target.width))}>"
+        return lane, b.emit(f"icmp slt {long} {lane}, {b.broadcast(count, LONG).name}")
+
+    def _rows(self, b: Body, size: int, base: str, rows: str, elements: str) -> str:
+        long = b.vector("i64")
+        offset = b.emit(f"mul {long} {rows}, {b.broadcast(elements, LONG).name}")
+        return b.emit(f"getelementptr i{8 * size}, ptr {base}, {long} {offset}")
+
+    def _read(self, b: Body, size: int, target: str, places: str, mask: str) -> None:
+        kind = self._vector_of(size)
+        given = [(b.vector("ptr"), places), ("i32", str(size)), (b.vector("i1"), mask), (kind, "zeroinitializer")]
+        value = b.call(kind, self._masked(b, "gather", size), given)
+        b.line(f"store {kind} {value}, ptr {target}, align {size}")
+
+    def _write(self, b: Body, size: int, source: str, places: str, mask: str) -> None:
+        kind, name = self._vector_of(size), self._masked(b, "scatter", size)
+        self.module.declare(f"void @{name}({kind}, {b.vector('ptr')}, i32, {b.vector('i1')})")
+        value = b.emit(f"load {kind}, ptr {source}, align {size}")
+        b.line(f"call void @{name}({kind} {value}, {b.vector('ptr')} {places}, i32 {size}, {b.vector('i1')} {mask})")
+
     def enter(self, body: Body, size: int, array: str, rows: str, elements: int, slot: str) -> None:
         """Read each lane's row, the one whose number is in the slot `rows`."""
 
         def write(b: Body) -> None:
-            with counting(b, 0, self.target.width) as lane:
-                start = arithmetic(b, "mul", self._lane(b, "%1", lane), "%2")
-                with counting(b, 0, "%2") as e:
-                    source = self._element(b, size, "%0", arithmetic(b, "add", start, e))
-                    self._copy(b, size, source, self._vector(b, size, "%3", e, lane))
+            places = self._rows(b, size, "%0", b.load("%1", 0, LONG).name, "%2")
+            with counting(b, 0, "%2") as e:
+                target = self._vector(b, size, "%3", e, "0")
+                self._read(b, size, target, self._next(b, size, places, e), "splat (i1 true)")
 
         self._call(body, f"enter{size}", [("ptr", array), ("ptr", rows), ("i64", str(elements)), ("ptr", slot)], write)
+
+    def share(self, body: Body, size: int, array: str, elements: int, slot: str) -> None:
+        """Read the one row of an array for all lanes."""
+        integer = np.dtype(f"i{size}")
+
+        def write(b: Body) -> None:
+            with counting(b, 0, "%1") as e:
+                value = b.emit(f"load i{8 * size}, ptr {self._element(b, size, '%0', e)}")
+                b.store(b.broadcast(value, integer), self._vector(b, size, "%2", e, "0"), 0)
+
+        self._call(body, f"share{size}", [("ptr", array), ("i64", str(elements)), ("ptr", slot)], write)
 
     def leave(self, body: Body, size: int, slot: str, array: str, elements: int, first: str, valid: str) -> None:
         """Write the rows of the lanes that are no padding, from row number `first` on."""
 
         def write(b: Body) -> None:
-            with counting(b, 0, "%4") as lane:
-                start = arithmetic(b, "mul", arithmetic(b, "add", "%3", lane), "%2")
-                with counting(b, 0, "%2") as e:
-                    target = self._element(b, size, "%1", arithmetic(b, "add", start, e))
-                    self._copy(b, size, self._vector(b, size, "%0", e, lane), target)
+            lane, mask = self._lanes_below(b, "%4")
+            rows = b.emit(f"add {b.vector('i64')} {lane}, {b.broadcast('%3', LONG).name}")
+            places = self._rows(b, size, "%1", rows, "%2")
+            with counting(b, 0, "%2") as e:
+                self._write(b, size, self._vector(b, size, "%0", e, "0"), self._next(b, size, places, e), mask)
 
         arguments = [("ptr", slot), ("ptr", array), ("i64", str(elements)), ("i64", first), ("i64", valid)]
         self._call(body, f"leave{size}", arguments, write)
@@ -99,17 +127,12 @@ class Movers:
         """Write each lane's value into its own slot of a buffer; `at`: slots, first row, number of rows."""
 
         def write(b: Body) -> None:
-            long, kind, bit = b.vector("i64"), self._vector_of(size), b.vector("i1")
-            lane = f"<{', '.join(f'i64 {w}' for w in range(self.target.width))}>"
-            valid = b.emit(f"icmp slt {long} {lane}, {b.broadcast('%6', LONG).name}")
-            rows = b.emit(f"add {long} {lane}, {b.broadcast('%5', LONG).name}")
+            lane, valid = self._lanes_below(b, "%6")
+            rows = b.emit(f"add {b.vector('i64')} {lane}, {b.broadcast('%5', LONG).name}")
             places, inside = self._places(b, "%1", "%4", rows, (size, "%2", "%3"))
-            mask, name = b.emit(f"and {bit} {valid}, {inside}"), self._masked(b, "scatter", size)
-            self.module.declare(f"void @{name}({kind}, {b.vector('ptr')}, i32, {bit})")
+            mask = b.emit(f"and {b.vector('i1')} {valid}, {inside}")
             with counting(b, 0, "%3") as e:
-                value = b.emit(f"load {kind}, ptr {self._vector(b, size, '%0', e, '0')}, align {size}")
-                target = f"{b.vector('ptr')} {self._next(b, size, places, e)}"
-                b.line(f"call void @{name}({kind} {value}, {target}, i32 {size}, {bit} {mask})")
+                self._write(b, size, self._vector(b, size, "%0", e, "0"), self._next(b, size, places, e), mask)
 
         slots, elements = shape
         arguments = [("ptr", slot), ("ptr", array), ("i64", str(slots)), ("i64", str(elements))]
@@ -120,13 +143,10 @@ class Movers:
         """Read each lane's value at its own slot of a buffer, zero beyond the end; `at`: slots, numbers of the rows."""
 
         def write(b: Body) -> None:
-            kind = self._vector_of(size)
             places, inside = self._places(b, "%0", "%4", b.load("%5", 0, LONG).name, (size, "%2", "%3"))
             with counting(b, 0, "%3") as e:
-                given = [(b.vector("ptr"), self._next(b, size, places, e)), ("i32", str(size))]
-                given += [(b.vector("i1"), inside), (kind, "zeroinitializer")]
-                value = b.call(kind, self._masked(b, "gather", size), given)
-                b.line(f"store {kind} {value}, ptr {self._vector(b, size, '%1', e, '0')}, align {size}")
+                target = self._vector(b, size, "%1", e, "0")
+                self._read(b, size, target, self._next(b, size, places, e), inside)
 
         slots, elements = shape
         arguments = [("ptr", array), ("ptr", slot), ("i64", str(slots)), ("i64", str(elements))]
