@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from gradsolve_backend.kernels.compat import Literal
-from gradsolve_backend.kernels.llvm_ir import Body, Table, Value, has_type
+from gradsolve_backend.kernels.llvm_ir import BOOL, Body, Table, Value, has_type
 from gradsolve_backend.kernels.llvm_rules import RULES
 from gradsolve_backend.kernels.scalar import SHARED
+from gradsolve_backend.kernels.scalar_graph import LOOP
 
 __all__ = ["Instruction", "constant", "evaluate", "instructions", "unsupported"]
 
@@ -23,10 +24,10 @@ __all__ = ["Instruction", "constant", "evaluate", "instructions", "unsupported"]
 class Instruction:
     """One equation of a scalar program, or two that are contracted.
 
-    - `name`: of the primitive, or `look_up`, or one of the three ways to add to a product.
+    - `name`: of the primitive, `while` among them, or `look_up`, or one of the three ways to add to a product.
     - `inputs`: variables and literals of the program.
-    - `outputs`: the variables that are defined: one, but for the call of a program, which the author of functions
-      writes.
+    - `outputs`: the variables that are defined: one, but for loops and for the call of a program, which the author of
+      functions writes.
     - `params`: of the primitive.
     """
 
@@ -41,17 +42,19 @@ class Instruction:
         (output,) = self.outputs
         return output
 
-    def emit(self, body: Body, operands: Sequence[Any]) -> Value:
+    def emit(self, body: Body, operands: Sequence[Any]) -> list[Value]:
         """Write the instruction; `operands` are a `Value`, or for a table a `Table`, per input."""
-        return RULES[self.name](body, self.params, *operands)
+        if self.name == LOOP:
+            return _loop(body, self.params, operands)
+        return [RULES[self.name](body, self.params, *operands)]
 
 
 def unsupported(closed: Any) -> str:
     """Why a scalar program cannot be written in LLVM IR; empty if it can."""
     for equation in closed.jaxpr.eqns:
         name = equation.primitive.name
-        reason = unsupported(equation.params["program"].jaxpr) if name == SHARED else ""
-        if name not in RULES and name not in ("dynamic_slice", "squeeze", SHARED):
+        reason = next(filter(None, map(unsupported, _inner(equation))), "")
+        if name not in RULES and name not in ("dynamic_slice", "squeeze", LOOP, SHARED):
             reason = f"primitive `{name}` has no LLVM form"
         if reason:
             return reason
@@ -61,6 +64,13 @@ def unsupported(closed: Any) -> str:
         if not has_type(dtype):
             return f"values of dtype {dtype} have no LLVM form"
     return ""
+
+
+def _inner(equation: Any) -> list[Any]:
+    """The scalar programs inside an equation."""
+    if equation.primitive.name == SHARED:
+        return [equation.params["program"].jaxpr]
+    return [equation.params[key] for key in ("cond_jaxpr", "body_jaxpr") if key in equation.params]
 
 
 def instructions(closed: Any, fma: bool) -> list[Instruction]:
@@ -75,7 +85,7 @@ def instructions(closed: Any, fma: bool) -> list[Instruction]:
     for equation in closed.jaxpr.eqns:
         output = equation.outvars[0]
         instruction = _plain(equation, listed)
-        if instruction.name == SHARED:
+        if instruction.name in (LOOP, SHARED):
             listed[output] = instruction
             continue
         factors = _factors(instruction)
@@ -153,5 +163,29 @@ def evaluate(body: Body, closed: Any, inputs: Sequence[Value | Table]) -> list[V
         return body.splat(atom.val, aval.dtype)
 
     for instruction in instructions(closed, body.target.fma):
-        values[instruction.output] = instruction.emit(body, [read(atom) for atom in instruction.inputs])
+        made = instruction.emit(body, [read(atom) for atom in instruction.inputs])
+        values.update(zip(instruction.outputs, made, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _loop(body: Body, params: dict[str, Any], operands: Sequence[Any]) -> list[Value]:
+    """Runs until no lane goes on; a lane that has ended keeps its values."""
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    head, inside, end = (body.fresh_label(stem) for stem in ("head", "inside", "end"))
+    before = body.block
+    body.branch(head)
+    body.label(head)
+    phi = lambda name, dtype: Value(body.phi(body.type(dtype), name, before), dtype)  # noqa: E731
+    carry, all_lanes = [phi(x.name, x.dtype) for x in operands[second:]], phi("splat (i1 true)", BOOL)
+    (wanted,) = evaluate(body, params["cond_jaxpr"], [*operands[:first], *carry])
+    going = Value(body.emit(f"and {body.type(BOOL)} {wanted.name}, {all_lanes.name}"), BOOL)
+    body.branch_if(body.any_lane(going), inside, end)
+    body.label(inside)
+    after = evaluate(body, params["body_jaxpr"], [*operands[first:second], *carry])
+    for old, new in zip([*carry, all_lanes], [*after, going], strict=True):
+        kind = body.type(old.dtype)
+        chosen = f"select {body.type(BOOL)} {going.name}, {kind} {new.name}, {kind} {old.name}"
+        body.incoming(old.name, new.name if new is going else body.emit(chosen), body.block)
+    body.branch(head)
+    body.label(end)
+    return carry

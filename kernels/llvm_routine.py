@@ -226,11 +226,13 @@ class Function:
             if one.name == SHARED:
                 self._call(one)
                 continue
-            same = one.output in self.cut.uniform
+            same = one.outputs[0] in self.cut.uniform
             body, known = (self.one_lane, self.numbers) if same else (self.body, self.known)
-            known[one.output] = one.emit(body, [self._read(v, body) for v in one.inputs])
-            if one.output in self.cut.kept:
-                self._store(self._read(one.output), self.cut.kept[one.output])
+            made = one.emit(body, [self._read(v, body) for v in one.inputs])
+            known.update(zip(one.outputs, made, strict=True))
+            for v in one.outputs:
+                if v in self.cut.kept:
+                    self._store(self._read(v), self.cut.kept[v])
         values = [self._read(result.variable) for result in results]
         for value, result in zip(values, results, strict=True):
             self._store(value, result.element, result.replaced)

@@ -8,12 +8,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, Primitive, primitives  # pyright: ignore[reportPrivateImportUsage]
+from jax.extend.core import (
+    ClosedJaxpr,
+    Literal,
+    Primitive,
+    jaxpr_as_fun,
+    primitives,  # pyright: ignore[reportPrivateImportUsage]
+)
 from jax.interpreters import partial_eval
 
 from gradsolve_backend.kernels import scalar_dense, scalar_index, scalar_rules
 from gradsolve_backend.kernels.scalar_graph import (
     LOOK_UP,
+    LOOP,
     RESULT,
     Atom,
     Cell,
@@ -46,11 +53,12 @@ class ScalarProgram:
 
     `implode(eval_jaxpr(jaxpr, explode(*arrays)))` are the original outputs. Besides elementwise primitives the jaxpr
     holds one more kind of equation, the look-up: `dynamic_slice` of one element of a rank-1 table (an input or a
-    constant of the jaxpr) at a rank-0 index, which clamps to the table, and the `squeeze` of its result.
+    constant of the jaxpr) at a rank-0 index, which clamps to the table, and the `squeeze` of its result. A loop whose
+    number of iterations is not known is an equation `while` over such jaxprs.
 
     **Fields:**
 
-    - `jaxpr`: no calls, no control flow; all inputs and outputs rank 0, but for tables.
+    - `jaxpr`: no calls, no other control flow; all inputs and outputs rank 0, but for tables.
     - `tables`: per original input, whether it is passed whole as a rank-1 array (or else element by element).
     - `equations`: how many equations `jaxpr` has, and the programs that it calls, each counted once.
     - `calls`: programs that it calls, by an equation `gradsolve_shared` with the parameter `program` each time.
@@ -115,11 +123,19 @@ def scalarise(closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence
         raise NoScalarForm(f"the scalar program has more than {limit} equations, which is the limit")
     program, tables = _emit(graph, results, avals)
     calls = tuple({e.params["program"]: None for e in program.jaxpr.eqns if e.primitive is shared_p})
-    equations = len(program.jaxpr.eqns) + sum(inner.equations for inner in calls)
+    equations = _written(program.jaxpr) + sum(inner.equations for inner in calls)
     if equations > limit:
         raise NoScalarForm(f"the scalar program has {equations} equations and the limit is {limit}")
     structs = [tuple(_struct(v.aval) for v in vs) for vs in (closed.jaxpr.invars, closed.jaxpr.outvars)]
     return ScalarProgram(program, tables, equations, calls, *structs)
+
+
+def _written(jaxpr: Any) -> int:
+    """Equations of a scalar program, those of loops included."""
+    inner = [
+        e.params[key].jaxpr for e in jaxpr.eqns if e.primitive.name == LOOP for key in ("cond_jaxpr", "body_jaxpr")
+    ]
+    return len(jaxpr.eqns) + sum(map(_written, inner))
 
 
 shared_p = Primitive(SHARED)
@@ -226,7 +242,8 @@ def _call(graph: Graph, equation: Any, *values: Value) -> list[Value]:
     if program is None:
         return _evaluate_inner(graph, inner, values)
     operands = [atom for value in values for atom in atoms(value).reshape(-1).tolist()]
-    results = iter(graph.call_program(shared_p, program, tuple(operands)))
+    dtypes = [v.aval.dtype for v in program.jaxpr.jaxpr.outvars]
+    results = iter(graph.several(SHARED, {"program": program}, operands, dtypes, shared_p))
     return [pack([next(results) for _ in range(_size(aval))], aval.shape, aval.dtype) for aval in program.out_avals]
 
 
@@ -293,17 +310,36 @@ def _stack_rows(rows: Sequence[Value], aval: Any) -> Value:
 
 
 def _while(graph: Graph, equation: Any, *values: Value) -> list[Value]:
+    """Written out as long as it is known to go on; from where that depends on values, or takes long, a loop."""
     params = equation.params
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    carry = list(values[second:])
+    cond, body, carry = list(values[:first]), list(values[first:second]), list(values[second:])
     for _ in range(UNROLL_LIMIT + 1):
-        (going,) = _evaluate_inner(graph, params["cond_jaxpr"], [*values[:first], *carry])
+        (going,) = _evaluate_inner(graph, params["cond_jaxpr"], [*cond, *carry])
         if not is_known(going):
-            raise NoScalarForm("a while loop whose number of iterations depends on values has no scalar form")
+            break
         if not going:
             return carry
-        carry = _evaluate_inner(graph, params["body_jaxpr"], [*values[first:second], *carry])
-    raise NoScalarForm(f"a while loop of more than {UNROLL_LIMIT} iterations has no scalar form")
+        carry = _evaluate_inner(graph, params["body_jaxpr"], [*body, *carry])
+    avals = [v.aval for v in equation.outvars]
+    return _loop(graph, (params["cond_jaxpr"], cond), (params["body_jaxpr"], body), carry, avals)
+
+
+def _loop(graph: Graph, cond: tuple[Any, list], body: tuple[Any, list], carry: list[Value], avals: list[Any]) -> list:
+    """A loop over scalar programs, which find their arrays of constants and inputs as tables."""
+    programs, operands, sources = [], [], []
+    for inner, consts in (cond, body):
+        tables = [scalar_index.whole_table(graph, value) for value in consts]
+        may = [source is not None for source in tables]
+        program = scalarise(inner, limit=graph.limit, table_inputs=[*may, *[False] * len(carry)])
+        programs.append(program)
+        used = list(zip(tables, program.tables, consts, strict=False))
+        sources.append(tuple(source if whole else None for source, whole, _ in used))
+        operands += [a for _, whole, value in used if not whole for a in atoms(value).reshape(-1).tolist()]
+    operands += [a for value in carry for a in atoms(value).reshape(-1).tolist()]
+    dtypes = [np.dtype(aval.dtype) for aval in avals for _ in range(_size(aval))]
+    results = iter(graph.several(LOOP, {"programs": tuple(programs), "sources": tuple(sources)}, operands, dtypes))
+    return [pack([next(results) for _ in range(_size(aval))], aval.shape, aval.dtype) for aval in avals]
 
 
 _CALLS = """
@@ -342,6 +378,7 @@ def _live(results: Sequence[Atom]) -> list[Node]:
 def _emit(graph: Graph, results: Sequence[Atom], avals: Sequence[Any]) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
     nodes = _live(results)
     used = {node.op.params["source"] for node in nodes if node.op.name == LOOK_UP}
+    used |= {s for node in nodes if node.op.name == LOOP for part in node.op.params["sources"] for s in part}
     tables = tuple(k in used for k in range(len(avals)))
     structs = []
     for aval, whole in zip(avals, tables, strict=True):
@@ -369,11 +406,31 @@ def _trace(graph: Graph, nodes: Sequence[Node], results: Sequence[Atom], tables:
         operands = [read(operand) for operand in node.operands]
         if node.op.name == RESULT:
             values[node] = operands[0][node.op.params["index"]]
+        elif node.op.name == LOOP:
+            values[node] = _run_loop(given, node.op.params, operands)
         elif node.op.primitive is None:
             values[node] = _look_up(given[node.op.params["source"]], *operands)
         else:
             values[node] = node.op.primitive.bind(*operands, **node.op.params)
     return [read(atom) for atom in results]
+
+
+def _run_loop(given: Sequence[Any], params: dict[str, Any], operands: Sequence[Any]) -> Any:
+    """The loop of a node, as an equation `while`."""
+    rest = iter(operands)
+    functions = []
+    for program, sources in zip(params["programs"], params["sources"], strict=True):
+        avals = program.in_avals[: len(sources)]
+        consts = [
+            x
+            for source, aval in zip(sources, avals, strict=True)
+            for x in ([next(rest) for _ in range(_size(aval))] if source is None else [given[source]])
+        ]
+        functions.append(functools.partial(jaxpr_as_fun(program.jaxpr), *consts))
+    (test, step), carry = functions, tuple(rest)
+    structs = [v.aval.dtype for v in params["programs"][1].jaxpr.jaxpr.outvars]
+    carry = tuple(jnp.asarray(x, dtype) for x, dtype in zip(carry, structs, strict=True))
+    return jax.lax.while_loop(lambda c: test(*c)[0], lambda c: tuple(step(*c)), carry)
 
 
 def _look_up(table: Any, index: Any) -> Any:

@@ -276,7 +276,7 @@ SIMPLIFY: dict[str, Callable[..., Atom | None]] = {
 
 # ---- the graph -------------------------------------------------------------------------------------
 
-LOOK_UP, RESULT = "look_up", "result"
+LOOK_UP, LOOP, RESULT = "look_up", "while", "result"
 _TEMPLATES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "add": (jax.lax.add, (np.float32, np.float32)),
     "sub": (jax.lax.sub, (np.float32, np.float32)),
@@ -383,12 +383,13 @@ class Graph:
         """The element of a table at a traced index; `source` is an input, or `constant_table`."""
         return self._node(self._shared_op(LOOK_UP, None, {"source": source}), (index,), dtype)
 
-    def call_program(self, primitive: Any, program: Any, operands: tuple[Atom, ...]) -> list[Atom]:
-        """The results of a program, whose own equations are no part of this graph."""
-        call = self._node(self._shared_op(primitive.name, primitive, {"program": program}), operands, np.dtype(bool))
-        avals = [v.aval for v in program.jaxpr.jaxpr.outvars]
-        ops = [self._shared_op(RESULT, None, {"index": k}) for k in range(len(avals))]
-        return [self._node(op, (call,), aval.dtype) for op, aval in zip(ops, avals, strict=True)]
+    def several(
+        self, name: str, params: dict[str, Any], operands: Sequence[Atom], dtypes: Sequence[Any], primitive: Any = None
+    ) -> list[Atom]:
+        """The results, of these dtypes, of an operation whose own equations are no part of this graph."""
+        made = self._node(self._shared_op(name, primitive, params), tuple(operands), np.dtype(bool))
+        ops = [self._shared_op(RESULT, None, {"index": k}) for k in range(len(dtypes))]
+        return [self._node(op, (made,), np.dtype(dtype)) for op, dtype in zip(ops, dtypes, strict=True)]
 
     def constant_table(self, flat: np.ndarray) -> int:
         """Register a rank-1 constant as a table and return its source number."""

@@ -60,6 +60,21 @@ def choose(graph: Graph, candidates: Value, starts: Sequence[Atom]) -> Atom:
     return select_tree(graph, candidates, starts)
 
 
+def whole_table(graph: Graph, value: Value) -> int | None:
+    """The table that an array of rank one is, from its first element to its last; None if it is none."""
+    flat = atoms(value).reshape(-1).tolist()
+    if value.ndim != 1 or len(flat) < 2:
+        return None
+    if all(isinstance(atom, np.generic) for atom in flat):
+        return graph.constant_table(np.array(flat, value.dtype))
+    first = flat[0]
+    if not isinstance(first, Cell) or not graph.may_be_table[first.source]:
+        return None
+    places = [(cell.source, cell.element) for cell in flat if isinstance(cell, Cell)]
+    whole = places == [(first.source, k) for k in range(graph.sizes[first.source])]
+    return first.source if whole and len(places) == len(flat) else None
+
+
 def select_tree(graph: Graph, candidates: Value, starts: Sequence[Atom]) -> Atom:
     """As `choose`, by a balanced tree of selects over the first axis; indices out of range take the nearest."""
     start, top = starts[0], largest(starts[0].dtype)

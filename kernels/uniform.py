@@ -12,6 +12,7 @@ from gradsolve_backend.kernels.compat import Literal
 from gradsolve_backend.kernels.llvm_ops import Instruction, instructions
 from gradsolve_backend.kernels.routines import ALIVE, Pieces, Place, Routine
 from gradsolve_backend.kernels.scalar import SHARED
+from gradsolve_backend.kernels.scalar_graph import LOOP
 
 __all__ = ["uniform_places", "uniform_values"]
 
@@ -20,7 +21,7 @@ def uniform_values(listed: Sequence[Instruction], inputs: Iterable[Any]) -> set[
     """The variables that are the same in all lanes if these inputs of a program are."""
     found = set(inputs)
     for one in listed:
-        if one.name != SHARED and all(isinstance(v, Literal) or v in found for v in one.inputs):
+        if one.name not in (LOOP, SHARED) and all(isinstance(v, Literal) or v in found for v in one.inputs):
             found.update(one.outputs)
     return found
 

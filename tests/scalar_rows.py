@@ -33,15 +33,27 @@ def run(program: ScalarProgram, *inputs: Any) -> list[jax.Array]:
 
 def assert_scalar(program: ScalarProgram) -> None:
     """Rank 0 everywhere, but for tables and the one-element rows read from them."""
-    tables, rows = set(program.jaxpr.jaxpr.constvars), set()
+    tables = set()
     scalars = iter(program.jaxpr.jaxpr.invars)
     for aval, whole in zip(program.in_avals, program.tables, strict=True):
         count = 1 if whole else int(np.prod(aval.shape))
         taken = [next(scalars) for _ in range(count)]
         assert all(v.aval.ndim == int(whole) for v in taken)
         tables.update(taken if whole else [])
-    for equation in program.jaxpr.jaxpr.eqns:
+    assert program.equations == assert_equations(program.jaxpr.jaxpr, tables)
+
+
+def assert_equations(jaxpr: Any, tables: set[Any]) -> int:
+    """Rank 0 everywhere, but for these tables and constants, and for loops; returns the number of equations."""
+    tables, rows, count = {*tables, *jaxpr.constvars}, set(), len(jaxpr.eqns)
+    for equation in jaxpr.eqns:
         name, ranks = equation.primitive.name, [v.aval.ndim for v in equation.outvars]
+        if name == "while":
+            for part in ("cond", "body"):
+                inner = equation.params[f"{part}_jaxpr"].jaxpr
+                count += assert_equations(inner, {v for v in inner.invars if v.aval.ndim == 1})
+            assert ranks == [0] * len(ranks) and all(v.aval.ndim == 0 or v in tables for v in equation.invars)
+            continue
         assert not any(isinstance(value, jax.extend.core.Jaxpr) for value in equation.params.values()), name
         if name == "dynamic_slice":
             assert equation.invars[0] in tables and equation.invars[1].aval.ndim == 0
@@ -50,7 +62,7 @@ def assert_scalar(program: ScalarProgram) -> None:
         else:
             assert ranks == [0] * len(ranks), name
             assert all(v.aval.ndim == 0 or (name == "squeeze" and v in rows) for v in equation.invars), name
-    assert program.equations == len(program.jaxpr.jaxpr.eqns)
+    return count
 
 
 def assert_same(function: Callable[..., Any], inputs: tuple[Any, ...], rtol: float = 1e-13) -> ScalarProgram:
@@ -280,8 +292,28 @@ def power(x: jax.Array) -> jax.Array:
     return jax.lax.fori_loop(1, 4, lambda k, y: y * x + k, jnp.ones_like(x))
 
 
-def counted(x: jax.Array) -> Any:
-    return jax.lax.while_loop(lambda c: c[0] < 7, lambda c: (c[0] + 2, jnp.sin(c[1])), (0, x))
+def counted(x: jax.Array, limit: int = 7) -> Any:
+    return jax.lax.while_loop(lambda c: c[0] < limit, lambda c: (c[0] + 2, jnp.sin(c[1])), (0, x))
+
+
+def search(x: jax.Array, start: Any, table: jax.Array) -> jax.Array:
+    """As step size controllers look for the next of some times."""
+    up = jax.lax.while_loop(lambda i: (i < table.size) & (table[i] <= x), lambda i: i + 1, start)
+    return jax.lax.while_loop(lambda i: (i > 0) & (table[i - 1] > x), lambda i: i - 1, up)
+
+
+def roots(x: jax.Array) -> Any:
+    """Newton's method, element by element, and how often; a loop in a loop, and a mark that is carried."""
+
+    def root(a: jax.Array) -> Any:
+        better = lambda c: (0.5 * (c[0] + a / c[0]), c[1] + 1, jnp.abs(c[0] ** 2 - a) > 1e-3)  # noqa: E731
+        return jax.lax.while_loop(lambda c: c[2], better, (a, 0, jnp.array(True)))
+
+    def step(c: Any) -> Any:
+        found = [root(jnp.abs(c[0][k]) + 0.5) for k in range(2)]
+        return jnp.stack([f[0] for f in found]), c[1] + found[0][1] + found[1][1]
+
+    return jax.lax.while_loop(lambda c: jnp.sum(jnp.abs(c[0])) > 1.9, step, (x[:2], 0))
 
 
 CONTROL: list[Row] = [
@@ -296,6 +328,16 @@ CONTROL: list[Row] = [
     ("map", lambda x: jax.lax.map(jnp.sin, x), (VECTOR,)),
     ("fori_loop", power, (VECTOR,)),
     ("while_counted", counted, (VECTOR,)),
+    (
+        "while_long",
+        lambda x: jax.lax.while_loop(lambda c: c[0] < 70, lambda c: (c[0] + 1, jnp.cos(c[1])), (0, x)),
+        (VECTOR,),
+    ),
+    ("while", lambda x: jax.lax.while_loop(lambda y: y < 100.0, lambda y: y * 2, x), (1.0,)),
+    ("while_at_once", lambda x: jax.lax.while_loop(lambda y: y < 100.0, lambda y: y * 2, x), (101.0,)),
+    ("while_in_while", roots, (VECTOR,)),
+    *((f"search_{x}_{k}", search, (x, k, FORCING_T)) for x in (-9.0, 0.123, 9.0, np.nan) for k in (0, 7, 300)),
+    ("search_constants", lambda x, k: search(x, k, jnp.asarray(TIMES)), (float(TIMES[4]), 9)),
     ("jit", lambda x: jax.jit(lambda y: jax.jit(jnp.sin)(y) + y)(x), (VECTOR,)),
     ("checkpoint", jax.checkpoint(lambda x: jnp.sin(jnp.cos(x))), (VECTOR,)),
     ("vmap_inside", lambda x: jax.vmap(bounce)(x), (MATRIX,)),

@@ -257,6 +257,37 @@ def test_look_up_clamps(dtype: np.dtype, width: int, index: Any) -> None:
     assert_identical(got_own, own[np.arange(20), clipped[1]])
 
 
+@pytest.mark.parametrize("width", [1, 4, 16])
+def test_loops_end_for_each_lane_by_itself(width: int) -> None:
+    """In a table of all lanes, in one of each lane, and a loop in a loop; in some lanes no loop begins."""
+    shared, rng = np.sort(np.random.default_rng(0).uniform(size=9)), np.random.default_rng(1)
+    own, sought, starts = np.sort(rng.uniform(size=(21, 5))), rng.uniform(size=21), rng.integers(0, 5, 21)
+    sought[[3, 8]] = np.nan, np.inf
+
+    def up(table: Any, x: Any, start: Any) -> Any:
+        return lax.while_loop(lambda i: (i < table.size) & (table[i] <= x), lambda i: i + 1, start)
+
+    def function(own: Any, x: Any, start: Any) -> Any:
+        rows = lambda c: (c[0] + up(own, x, c[1]), c[1] + 1)  # noqa: E731
+        return (
+            up(jnp.asarray(shared), x, start),
+            up(own, x, start),
+            lax.while_loop(lambda c: c[1] < start, rows, (0 * start, 0))[0],
+        )
+
+    structs = [jax.ShapeDtypeStruct((5,), "float64"), *(jax.ShapeDtypeStruct((), d) for d in ("float64", "int64"))]
+    got = compiled(scalarise(jax.make_jaxpr(function)(*structs)).jaxpr, target(width))(own, sought, starts)
+
+    def first(table: np.ndarray, x: float, start: int) -> int:
+        return next((i for i in range(start, len(table)) if not table[i] <= x), max(start, len(table)))
+
+    lanes = list(zip(own, sought.tolist(), starts.tolist(), strict=True))
+    wanted = [[first(shared, x, k) for _, x, k in lanes], [first(row, x, k) for row, x, k in lanes]]
+    wanted.append([sum(first(row, x, j) for j in range(k)) for row, x, k in lanes])
+    for g, w in zip(got, wanted, strict=True):
+        assert_identical(g, np.array(w))
+
+
 # ---- contraction -----------------------------------------------------------------------------------
 
 CONTRACTED: dict[str, tuple[Callable, Callable]] = {
