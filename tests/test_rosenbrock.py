@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import lineax as lx
 import numpy as np
 import pytest
+import scipy.integrate
 from helpers import assert_close
 from stiff_problems import PUBLISHED
 
@@ -34,6 +35,19 @@ def test_published_end_states(name, solver, tolerance, factor):
     end = np.asarray(p.end)
     error = np.abs(run(jnp.asarray(p.y0), jnp.asarray(p.args)) - end) / (p.scale + np.abs(end))
     assert error.max() < factor * tolerance
+
+
+def test_robertson_on_the_way():
+    """At t = 1e5, where there is no published state, against the Radau method of scipy at a far smaller tolerance."""
+    p, t1 = PUBLISHED["robertson"], 1e5
+    compiled = jax.jit(p.field)
+    field = lambda t, y: np.asarray(compiled(t, y, jnp.asarray(p.args)))  # noqa: E731
+    found = scipy.integrate.solve_ivp(field, (0, t1), p.y0, method="Radau", rtol=1e-9, atol=1e-15)
+    for solver, tolerance, factor in ((Rosenbrock23, 1e-5, 1000), (Rodas4, 1e-7, 10), (Rodas5P, 1e-8, 10)):
+        how = {"atol": tolerance * p.scale, "adjoint": GradSolveAdjoint()}
+        end = solve(p.field, solver(), jnp.asarray(p.y0), jnp.asarray(p.args), t1, tolerance, **how).ys[-1]
+        error = np.abs(end - found.y[:, -1]) / (p.scale + np.abs(found.y[:, -1]))
+        assert error.max() < factor * tolerance
 
 
 def slow_manifold(t, start=2.0):
