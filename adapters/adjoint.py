@@ -43,13 +43,13 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
             is not set the fastest one that can run the solve. What no backend can run takes Diffrax's own loop;
             `gradsolve_backend.explain` says which way a solve takes, and why.
 
-        memory: bytes per lane (one trajectory under `jax.vmap`) that the backend `llvm` reserves to differentiate the
+        memory: bytes per lane (one trajectory under `jax.vmap`) that `llvm` and `pallas` reserve to differentiate the
             solve in reverse. By default the environment variable `GRADSOLVE_MEMORY`, else room for 128 steps. A solve
             of more steps is right all the same: what does not fit is run again.
 
         record: what `gradsolve_backend.record` made of the same solve at other values. Its mesh is replayed, without
-            error control: the result is a smooth function of all inputs. `solution.stats["drift"]` is the largest
-            scaled error on the mesh, 1 where it just meets the tolerance.
+            error control: the result is a smooth function of all inputs. `solution.stats["drift"]`, of shape (), is
+            the largest scaled error on the mesh, 1 where it just meets the tolerance.
 
     Raises:
         ValueError: when a solve is traced, if no plugin offers a backend of this name, the memory is too little, or

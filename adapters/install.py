@@ -112,6 +112,9 @@ def install(*, replace: Classes = ()) -> Installation:
         replace: classes of adjoints that calls name and that `GradSolveAdjoint()` is to take the place of, for
             example `(diffrax.RecursiveCheckpointAdjoint,)`. Their options, and subclasses, are not looked at.
 
+    Returns:
+        What a `with` statement takes as its context, and may be ignored.
+
     Raises:
         ValueError: if `replace` holds anything but classes of Diffrax's adjoints.
         RuntimeError: if `diffrax.diffeqsolve` is not the function that Diffrax defines.

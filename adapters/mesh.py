@@ -40,9 +40,9 @@ class Record(eqx.Module):
     A PyTree: `jax.vmap` of `record` gives a record whose arrays have a leading axis, for `jax.vmap` of the solve.
 
     - `ts`: the ends of the steps, shape `(max_steps + 1,)`, in the unit of `t0`; infinite where unused, and with the
-        other sign if the solve runs backwards.
-    - `steps`: number of steps, an integer.
-    - `complete`: a boolean, whether the solve reached `t1`.
+      other sign if the solve runs backwards.
+    - `steps`: number of steps, an integer of shape `()`.
+    - `complete`: a boolean of shape `()`, whether the solve reached `t1`.
     """
 
     ts: Array

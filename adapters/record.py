@@ -16,11 +16,15 @@ def record(terms: Any, solver: Any, t0: Any, t1: Any, dt0: Any, y0: Any, args: A
     """The steps that `diffrax.diffeqsolve` accepts, for `GradSolveAdjoint(record=...)`.
 
     Arguments:
-        terms, solver, t0, t1, dt0, y0, args: as for `diffrax.diffeqsolve`.
-        options: its keywords. `saveat` does not matter, and `event` is refused.
+        terms, solver: as for `diffrax.diffeqsolve`.
+        t0, t1, dt0: times, of shape (); `dt0` may be None.
+        y0: the initial state, a PyTree of arrays of any shape.
+        args: passed on to the vector field.
+        options: keywords of `diffrax.diffeqsolve`. `saveat` does not matter, and `event` is refused.
 
     Returns:
-        The record. It has no derivative: a replay takes the mesh as given. The memory is that of `max_steps + 1` times.
+        The record, which takes the memory of `max_steps + 1` times. It has no derivative: a replay takes the mesh as
+        given.
 
     Raises:
         ValueError: if the step size controller chooses no steps by a tolerance, or there is an event, or

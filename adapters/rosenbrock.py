@@ -88,7 +88,8 @@ class AbstractRosenbrock(diffrax.AbstractAdaptiveSolver):
     **Arguments:**
 
     - `jacobian`: a function of `(t, y, args)`, the derivative of the vector field by `y`: what `jax.jacfwd` makes of
-      it, or a `lineax.AbstractLinearOperator`. By default it is computed in forward mode.
+      it, of shape `(n, n)` for a state of shape `(n,)`, or a `lineax.AbstractLinearOperator`. By default it is computed
+      in forward mode.
     - `linear_solver`: any solver of Lineax, for systems that need another than the LU decomposition of a full matrix.
       It is given a `lineax.AbstractLinearOperator`; to have the tags of a banded matrix, say, let `jacobian` return an
       operator with them. A solver without a matrix, such as `lineax.GMRES`, then never sees one.

@@ -200,6 +200,9 @@ def configure(
         cache_dir: folder for generated machine code. It must be trusted: what lies in it is executed.
             None, for any of them: leave it as it is.
 
+    Returns:
+        What a `with` statement takes as its context, and may be ignored.
+
     Raises:
         ValueError: if a value is not allowed.
     """

@@ -39,19 +39,19 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one backend takes.
+    """What one backend takes."""
 
-    first: seconds to the first gradient, which it traces and compiles. forward, gradient: seconds of a forward solve,
-    and of value and gradient, once compiled. bytes_forward, bytes_gradient: what XLA reserves for each, None where it
-    does not tell. difference: the largest one from stock's gradient, relative to its largest entry.
-    """
-
+    #: Its name.
     backend: str
+    #: Seconds to the first gradient, which it traces and compiles.
     first: float
+    #: Seconds of a forward solve, and of value and gradient, once compiled.
     forward: Spread
     gradient: Spread
+    #: What XLA reserves for each; None where it does not tell.
     bytes_forward: int | None
     bytes_gradient: int | None
+    #: The largest one from stock's gradient, relative to its largest entry; None without stock.
     difference: float | None
 
     @property
@@ -69,10 +69,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """What `measure` found; `print` shows it as a table. `left_out`: backends that do not take part, and why."""
+    """What `measure` found; `print` shows it as a table."""
 
+    #: One for each backend, stock first.
     rows: tuple[Row, ...]
+    #: Backends that do not take part, and why.
     left_out: tuple[tuple[str, str], ...]
+    #: Where the solves run, "cpu" or "cuda".
     platform: str
 
     @property

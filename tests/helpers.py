@@ -1,5 +1,6 @@
 """Problems, solves and oracles that several test modules share."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -82,3 +83,8 @@ def finite_difference(function: Callable[[float], Any], x: float, step: float = 
     near = np.asarray(function(x + step)) - np.asarray(function(x - step))
     far = np.asarray(function(x + 2 * step)) - np.asarray(function(x - 2 * step))
     return (8 * near - far) / (12 * step)
+
+
+def blocks(language: str, text: str) -> list[str]:
+    """The code blocks of a language in Markdown."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

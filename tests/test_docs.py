@@ -1,21 +1,17 @@
 """What `docs/llvm.md`, `docs/stiff.md` and `docs/fits.md` show is what the code does."""
 
-import re
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import blocks
 
 from gradsolve_backend.kernels import forms, llvm_code, llvm_loops, llvm_lower, llvm_routine, scalar, scalar_dense
 
 DOCS = Path(__file__).parents[1] / "docs"
 TEXT, STIFF, FITS = ((DOCS / name).read_text(encoding="utf-8") for name in ("llvm.md", "stiff.md", "fits.md"))
-
-
-def blocks(language: str, text: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def block(language: str) -> str:
