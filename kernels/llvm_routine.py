@@ -99,17 +99,19 @@ class Writer:
         results = [r for r in results if isinstance(r.variable, Literal) or sources.get(r.variable) != r.element]
         listed = instructions(program.jaxpr, self.target.fma)
         changing = {v for v, source in sources.items() if not (isinstance(source, Element) and source.lasting)}
-        always, rest = _behind(changing, listed)
+        always, rest = _behind(changing, listed, calls=True)
         parts = [always, *(_behind(late, rest) if routine.late else [rest])]
         same = uniform_values(listed, uniform_inputs(routine, self.uniform)) if self.uniform else set()
         return Cut(self, routine.name, program, sources, results, parts, late, same).write()
 
 
-def _behind(inputs: Iterable[Any], listed: Iterable[Instruction]) -> tuple[list[Instruction], list[Instruction]]:
-    """The instructions that need none of these inputs, and the others. Calls are among the latter."""
+def _behind(
+    inputs: Iterable[Any], listed: Iterable[Instruction], calls: bool = False
+) -> tuple[list[Instruction], list[Instruction]]:
+    """The instructions that need none of these inputs, and the others, among which all `calls` of programs may be."""
     free, rest, behind = [], [], set(inputs)
     for one in listed:
-        if one.name == SHARED or any(v in behind for v in one.inputs if not isinstance(v, Literal)):
+        if calls and one.name == SHARED or any(v in behind for v in one.inputs if not isinstance(v, Literal)):
             behind.update(one.outputs)
             rest.append(one)
         else:

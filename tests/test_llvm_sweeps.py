@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ensembles import CLOSE, LLVM, ensemble, expected, pulled, run, weights
+from ensembles import CLOSE, LLVM, STOCK, ensemble, expected, oscillator, pulled, run, weights
 from helpers import assert_close
 from jaxtyping import Array
+
+from gradsolve_backend.adapters import once
+from gradsolve_backend.kernels import scalar
 
 LANES = 9  # two blocks and a part of one where a vector has four elements
 
@@ -193,3 +196,25 @@ def test_every_input_batched_at_another_level(orders):
         dy, dr, dd = (np.asarray(x)[i] for x, i in zip(tangents, (s, r, d), strict=True))
         wanted = np.einsum("lij,lj->li", jacobians[0], dy) + jacobians[1] * dr[:, None] + jacobians[2] * dd[:, None]
         assert_close(push, wanted.reshape(5, 3, 2, 2), **CLOSE)
+
+
+# ---- vector fields that are called -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lanes", [1, 9])
+@pytest.mark.parametrize("backward", [jax.jacrev, jax.jacfwd])
+def test_saved_functions_where_the_field_is_a_function_of_its_own(lanes, backward, monkeypatch):
+    """As that of a long field is: what a value between steps is squared from must be that step's."""
+    for module in (once, scalar):
+        monkeypatch.setattr(module, "SHARED_EQUATIONS", 4)
+    saveat = diffrax.SaveAt(ts=jnp.array([0.3, 1.1, 1.6]), fn=lambda t, y, args: (y**2) * jnp.cos(t))
+
+    def values(adjoint: Any, y0: Array, rate: Array) -> Any:
+        return diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda *x: oscillator(*x)), diffrax.Tsit5(), 0.0, 2.0, None, y0, (rate, 0.3 * rate),
+            stepsize_controller=diffrax.PIDController(rtol=1e-3, atol=1e-3), saveat=saveat, adjoint=adjoint,
+        ).ys  # fmt: skip
+
+    both = [jax.jit(jax.vmap(backward(functools.partial(values, LLVM), argnums=(0, 1))))]
+    both.append(jax.jit(jax.vmap(jax.jacrev(functools.partial(values, STOCK), argnums=(0, 1)))))
+    assert_close(*(run(*ensemble(lanes, 6)) for run in both), **CLOSE)
