@@ -9,8 +9,7 @@ from typing import Any
 
 import jax
 
-from gradsolve_backend.kernels.scalar import NoScalarForm, ScalarProgram, scalarise
-from gradsolve_backend.kernels.scalar_dense import EQUATIONS as LINEAR
+from gradsolve_backend.kernels.scalar import LINEAR, NoScalarForm, ScalarProgram, scalarise
 from gradsolve_backend.kernels.solve import Call, Solve
 from gradsolve_backend.kernels.trace import LaneFunction
 

@@ -28,8 +28,9 @@ def _differentiated(call: Call) -> Call:
     """The call, differentiated by what it is, or else by all that has no part in step times."""
     if call.carry or call.operands:
         return call
-    operands = tuple(i for i, a in enumerate(call.solve.operands) if inexact(a))
-    return call.replace(carry=call.solve.differentiated, operands=operands)
+    solve = call.solve
+    operands = tuple(i for i, a in enumerate(solve.operands) if inexact(a))
+    return call.replace(carry=tuple(i for i in solve.differentiated if inexact(solve.carry[i])), operands=operands)
 
 
 def _used(call: Call) -> tuple[list[int], list[int]]:

@@ -8,24 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import (
-    ClosedJaxpr,
-    Literal,
-    Primitive,
-    jaxpr_as_fun,
-    primitives,  # pyright: ignore[reportPrivateImportUsage]
-)
+from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import partial_eval
 
-from gradsolve_backend.kernels import scalar_dense, scalar_index, scalar_rules
+from gradsolve_backend.kernels import scalar_dense, scalar_index, scalar_lapack, scalar_rules
+from gradsolve_backend.kernels.scalar_emit import emitted, live, size_of
 from gradsolve_backend.kernels.scalar_graph import (
-    LOOK_UP,
     LOOP,
     RESULT,
     Atom,
     Cell,
     Graph,
-    Node,
     NoScalarForm,
     Value,
     atoms,
@@ -36,6 +29,7 @@ from gradsolve_backend.kernels.scalar_graph import (
 
 __all__ = ["NoScalarForm", "ScalarProgram", "scalarise"]
 
+LINEAR = scalar_dense.EQUATIONS | scalar_lapack.EQUATIONS  # estimates for what solves linear systems
 UNROLL_LIMIT = 64  # iterations of a loop
 _MOVES = frozenset(
     """broadcast_in_dim reshape squeeze slice transpose concatenate rev pad copy stop_gradient iota split expand_dims
@@ -83,7 +77,7 @@ class ScalarProgram:
     def implode(self, scalars: Iterable[Any]) -> list[Any]:
         """The original outputs of the scalar outputs."""
         source = iter(scalars)
-        return [_assemble([next(source) for _ in range(_size(aval))], aval) for aval in self.out_avals]
+        return [_assemble([next(source) for _ in range(size_of(aval))], aval) for aval in self.out_avals]
 
 
 def _assemble(scalars: Sequence[Any], aval: jax.ShapeDtypeStruct) -> jax.Array:
@@ -91,7 +85,9 @@ def _assemble(scalars: Sequence[Any], aval: jax.ShapeDtypeStruct) -> jax.Array:
     return jnp.stack(flat).reshape(aval.shape) if flat else jnp.zeros(aval.shape, aval.dtype)
 
 
-def scalarise(closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence[bool] | None = None) -> ScalarProgram:
+def scalarise(
+    closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence[bool] | None = None, calls: bool = True
+) -> ScalarProgram:
     """Rewrite a jaxpr on arrays as a scalar program.
 
     **Arguments:**
@@ -100,6 +96,7 @@ def scalarise(closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence
     - `limit`: the largest number of scalar equations.
     - `table_inputs`: which inputs may be kept whole in memory, to be read at an index known only at run time.
       Others are exploded, and such an index selects among at most 64 elements. By default all may.
+    - `calls`: whether it may call other programs.
 
     **Returns:** the program. Sums and contractions run left to right, so it agrees with the original to round-off.
     Two liberties are taken: x + 0 is x, whatever the sign of a zero x; and a zero of a matrix that is a constant of
@@ -114,14 +111,14 @@ def scalarise(closed: ClosedJaxpr, *, limit: int = 20000, table_inputs: Sequence
     for aval in avals:
         _check_dtype(aval.dtype)
     may_be_table = [True] * len(avals) if table_inputs is None else list(table_inputs)
-    graph = Graph([_size(aval) for aval in avals], may_be_table, _DEAD_SHARE * limit)
+    graph = Graph([size_of(aval) for aval in avals], may_be_table, _DEAD_SHARE * limit, calls)
     inputs = [_cells(k, aval) for k, aval in enumerate(avals)]
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     outputs = _evaluate(graph, jaxpr, closed.consts, inputs)
     results = [atom for value in outputs for atom in atoms(value).reshape(-1).tolist()]
-    if sum(node.op.name != RESULT for node in _live(results)) > limit:  # before they are traced, which takes longer
+    if sum(node.op.name != RESULT for node in live(results)) > limit:  # before they are traced, which takes longer
         raise NoScalarForm(f"the scalar program has more than {limit} equations, which is the limit")
-    program, tables = _emit(graph, results, avals)
+    program, tables = emitted(graph, results, avals)
     calls = tuple({e.params["program"]: None for e in program.jaxpr.eqns if e.primitive is shared_p})
     equations = _written(program.jaxpr) + sum(inner.equations for inner in calls)
     if equations > limit:
@@ -160,19 +157,15 @@ def _equations(equation: Any, seen: set[Any]) -> int:
             seen.update(inner)
         count = equation.params.get("length", 1) * sum(scalar_equations(j, seen) for j in inner)
         return count // 10 if SPARSE in str(equation.params.get("name", "")) else count  # most of a Jacobian is zero
-    if name in scalar_dense.EQUATIONS:
-        return scalar_dense.EQUATIONS[name](equation)
-    size = sum(_size(v.aval) for v in equation.outvars)
+    if name in LINEAR:
+        return LINEAR[name](equation)
+    size = sum(size_of(v.aval) for v in equation.outvars)
     if name == "dot_general":
         (contracted, _), _ = equation.params["dimension_numbers"]
         return 3 * size * int(np.prod([equation.invars[0].aval.shape[i] for i in contracted], dtype=int))
     if name.startswith("reduce_"):
-        return _size(equation.invars[0].aval)
+        return size_of(equation.invars[0].aval)
     return 0 if name in _MOVES else size
-
-
-def _size(aval: Any) -> int:
-    return int(np.prod(aval.shape, dtype=int))
 
 
 def _struct(aval: Any) -> jax.ShapeDtypeStruct:
@@ -187,7 +180,7 @@ def _check_dtype(dtype: Any) -> None:
 
 
 def _cells(source: int, aval: Any) -> Value:
-    cells = [Cell(source, k, aval.dtype) for k in range(_size(aval))]
+    cells = [Cell(source, k, aval.dtype) for k in range(size_of(aval))]
     return pack(cells, aval.shape, aval.dtype)
 
 
@@ -238,13 +231,13 @@ def _call(graph: Graph, equation: Any, *values: Value) -> list[Value]:
         results = _evaluate_inner(graph, inner, values)
         graph.sparse = False
         return results
-    program = _shared(graph, inner) if SHARED in name and not graph.sparse else None
+    program = _shared(graph, inner) if SHARED in name and graph.calls and not graph.sparse else None
     if program is None:
         return _evaluate_inner(graph, inner, values)
     operands = [atom for value in values for atom in atoms(value).reshape(-1).tolist()]
     dtypes = [v.aval.dtype for v in program.jaxpr.jaxpr.outvars]
     results = iter(graph.several(SHARED, {"program": program}, operands, dtypes, shared_p))
-    return [pack([next(results) for _ in range(_size(aval))], aval.shape, aval.dtype) for aval in program.out_avals]
+    return [pack([next(results) for _ in range(size_of(aval))], aval.shape, aval.dtype) for aval in program.out_avals]
 
 
 def _shared(graph: Graph, inner: Any) -> ScalarProgram | None:
@@ -271,6 +264,20 @@ def _expand(graph: Graph, equation: Any, *values: Value) -> list[Value]:
     return _evaluate_inner(graph, closed, values)
 
 
+def _implementation(graph: Graph, equation: Any, *values: Value) -> list[Value]:
+    """A primitive that Equinox made of a function.
+
+    A linear solve inside a derivative would raise an error where it fails; here the result is then not finite.
+    """
+    params = dict(equation.params)
+    if equation.primitive.name == "linear_solve" and params["static"][-1] is True:
+        params["static"] = [*params["static"][:-1], False]
+    structs = [_struct(atom.aval) for atom in equation.invars]
+    return _evaluate_inner(
+        graph, jax.make_jaxpr(functools.partial(equation.primitive.impl, **params))(*structs), values
+    )
+
+
 def _cond(graph: Graph, equation: Any, index: Value, *values: Value) -> list[Value]:
     """A known index takes its branch; else all branches are evaluated, and what was not asked for is dropped."""
     branches = equation.params["branches"]
@@ -282,7 +289,7 @@ def _cond(graph: Graph, equation: Any, index: Value, *values: Value) -> list[Val
 
 
 def _select_case(graph: Graph, index: Atom, cases: Sequence[Value], aval: Any) -> Value:
-    columns = np.stack([atoms(case) for case in cases]).reshape(len(cases), _size(aval))
+    columns = np.stack([atoms(case) for case in cases]).reshape(len(cases), size_of(aval))
     return pack([scalar_index.select_tree(graph, column, [index]) for column in columns.T], aval.shape, aval.dtype)
 
 
@@ -331,15 +338,15 @@ def _loop(graph: Graph, cond: tuple[Any, list], body: tuple[Any, list], carry: l
     for inner, consts in (cond, body):
         tables = [scalar_index.whole_table(graph, value) for value in consts]
         may = [source is not None for source in tables]
-        program = scalarise(inner, limit=graph.limit, table_inputs=[*may, *[False] * len(carry)])
+        program = scalarise(inner, limit=graph.limit, table_inputs=[*may, *[False] * len(carry)], calls=False)
         programs.append(program)
         used = list(zip(tables, program.tables, consts, strict=False))
         sources.append(tuple(source if whole else None for source, whole, _ in used))
         operands += [a for _, whole, value in used if not whole for a in atoms(value).reshape(-1).tolist()]
     operands += [a for value in carry for a in atoms(value).reshape(-1).tolist()]
-    dtypes = [np.dtype(aval.dtype) for aval in avals for _ in range(_size(aval))]
+    dtypes = [np.dtype(aval.dtype) for aval in avals for _ in range(size_of(aval))]
     results = iter(graph.several(LOOP, {"programs": tuple(programs), "sources": tuple(sources)}, operands, dtypes))
-    return [pack([next(results) for _ in range(_size(aval))], aval.shape, aval.dtype) for aval in avals]
+    return [pack([next(results) for _ in range(size_of(aval))], aval.shape, aval.dtype) for aval in avals]
 
 
 _CALLS = """
@@ -351,88 +358,13 @@ _RULES: dict[str, Callable[..., list[Value] | None]] = {
     **scalar_rules.RULES,
     **scalar_index.RULES,
     **scalar_dense.RULES,
+    **scalar_lapack.RULES,
     **dict.fromkeys(_CALLS, _call),
     "call_hi_primitive": _expand,
+    "linear_solve": _implementation,
+    "maybe_set": _implementation,
     "custom_linear_solve": _linear_solve,
     "cond": _cond,
     "scan": _scan,
     "while": _while,
 }
-
-
-# ---- emission: the live part of the graph, traced --------------------------------------------------
-
-
-def _live(results: Sequence[Atom]) -> list[Node]:
-    """The nodes that the results need, in the order they were made."""
-    seen: set[Node] = set()
-    waiting = [atom for atom in results if isinstance(atom, Node)]
-    while waiting:
-        node = waiting.pop()
-        if node not in seen:
-            seen.add(node)
-            waiting += [operand for operand in node.operands if isinstance(operand, Node)]
-    return sorted(seen, key=lambda node: node.order)
-
-
-def _emit(graph: Graph, results: Sequence[Atom], avals: Sequence[Any]) -> tuple[ClosedJaxpr, tuple[bool, ...]]:
-    nodes = _live(results)
-    used = {node.op.params["source"] for node in nodes if node.op.name == LOOK_UP}
-    used |= {s for node in nodes if node.op.name == LOOP for part in node.op.params["sources"] for s in part}
-    tables = tuple(k in used for k in range(len(avals)))
-    structs = []
-    for aval, whole in zip(avals, tables, strict=True):
-        structs += [jax.ShapeDtypeStruct((_size(aval),) if whole else (), aval.dtype)] * (1 if whole else _size(aval))
-    trace = functools.partial(_trace, graph, nodes, results, tables)
-    return jax.make_jaxpr(trace)(*structs), tables
-
-
-def _trace(graph: Graph, nodes: Sequence[Node], results: Sequence[Atom], tables: Sequence[bool], *inputs: Any) -> Any:
-    source = iter(inputs)
-    parts = zip(tables, graph.sizes, strict=True)
-    given = [next(source) if whole else [next(source) for _ in range(size)] for whole, size in parts]
-    given += graph.tables
-    values: dict[Atom, Any] = {}
-
-    def read(atom: Atom) -> Any:
-        if isinstance(atom, np.generic):
-            return atom
-        if atom not in values and isinstance(atom, Cell):
-            whole = given[atom.source]
-            values[atom] = _look_up(whole, np.int32(atom.element)) if tables[atom.source] else whole[atom.element]
-        return values[atom]
-
-    for node in nodes:
-        operands = [read(operand) for operand in node.operands]
-        if node.op.name == RESULT:
-            values[node] = operands[0][node.op.params["index"]]
-        elif node.op.name == LOOP:
-            values[node] = _run_loop(given, node.op.params, operands)
-        elif node.op.primitive is None:
-            values[node] = _look_up(given[node.op.params["source"]], *operands)
-        else:
-            values[node] = node.op.primitive.bind(*operands, **node.op.params)
-    return [read(atom) for atom in results]
-
-
-def _run_loop(given: Sequence[Any], params: dict[str, Any], operands: Sequence[Any]) -> Any:
-    """The loop of a node, as an equation `while`."""
-    rest = iter(operands)
-    functions = []
-    for program, sources in zip(params["programs"], params["sources"], strict=True):
-        avals = program.in_avals[: len(sources)]
-        consts = [
-            x
-            for source, aval in zip(sources, avals, strict=True)
-            for x in ([next(rest) for _ in range(_size(aval))] if source is None else [given[source]])
-        ]
-        functions.append(functools.partial(jaxpr_as_fun(program.jaxpr), *consts))
-    (test, step), carry = functions, tuple(rest)
-    structs = [v.aval.dtype for v in params["programs"][1].jaxpr.jaxpr.outvars]
-    carry = tuple(jnp.asarray(x, dtype) for x, dtype in zip(carry, structs, strict=True))
-    return jax.lax.while_loop(lambda c: test(*c)[0], lambda c: tuple(step(*c)), carry)
-
-
-def _look_up(table: Any, index: Any) -> Any:
-    row = primitives.dynamic_slice_p.bind(table, index, slice_sizes=(1,))
-    return primitives.squeeze_p.bind(row, dimensions=(0,))

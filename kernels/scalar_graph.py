@@ -321,12 +321,14 @@ class Graph:
     """Scalar equations, each made once.
 
     **Arguments:** `sizes` counts the elements of each program input; `may_be_table` says which may be kept whole;
-    `limit` is the largest number of equations, dead ones included, before building is given up.
+    `limit` is the largest number of equations, dead ones included, before building is given up; `calls`: whether some
+    may call programs.
     """
 
     sizes: Sequence[int]
     may_be_table: Sequence[bool]
     limit: int
+    calls: bool = True
     tables: list[np.ndarray] = field(default_factory=list)
     programs: dict[Any, Any] = field(default_factory=dict)  # of functions that are called, by their jaxpr
     sparse: bool = False  # whether zeros that are known while building are zeros whatever they are multiplied by

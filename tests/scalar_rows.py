@@ -9,6 +9,7 @@ import equinox.internal as eqxi
 import jax
 import jax.extend.core
 import jax.numpy as jnp
+import lineax as lx
 import numpy as np
 
 from gradsolve_backend.kernels.scalar import ScalarProgram, scalarise
@@ -344,6 +345,41 @@ CONTROL: list[Row] = [
     ("associative_scan", lambda x: jax.lax.associative_scan(jnp.multiply, x), (VECTOR,)),
 ]
 
+
+def solved(a: jax.Array, b: jax.Array, trans: int = 0) -> Any:
+    """By LAPACK's decomposition, with its pivots."""
+    factors = jax.scipy.linalg.lu_factor(a)
+    return jax.scipy.linalg.lu_solve(factors, b, trans=trans), factors
+
+
+def triangular(a: jax.Array, b: jax.Array, **how: Any) -> jax.Array:
+    return jax.scipy.linalg.solve_triangular(a, b, **how)
+
+
+PIVOTED = SQUARE * 10.0 ** -np.arange(4)[::-1, None]
+SYSTEMS: list[Row] = [
+    *(
+        (f"lu_{n}_{t}", partial(solved, trans=t), (a, VECTOR[:4]))
+        for n, a in enumerate((SQUARE, PIVOTED))
+        for t in (0, 1)
+    ),
+    ("lu_exchanged", solved, (np.eye(4)[[2, 0, 3, 1]] + 0.0, VECTOR[:4])),
+    ("lu_columns", solved, (SQUARE, normal(4, 2))),
+    ("lu_one", solved, (np.array([[3.0]]), np.array([2.0]))),
+    *(
+        (
+            f"triangular_{low}_{t}_{unit}",
+            partial(triangular, lower=low, trans=t, unit_diagonal=unit),
+            (SQUARE, VECTOR[:4]),
+        )
+        for low in (True, False)
+        for t in (0, 1)
+        for unit in (True, False)
+    ),
+    ("sort_integers", jnp.argsort, (np.array([3, -1, 7, 3, 0]),)),
+    ("lineax", lambda a, b: lx.linear_solve(lx.MatrixLinearOperator(a), b, throw=False).value, (SQUARE, VECTOR[:4])),
+]
+
 TABLES: list[Row] = [
     (f"interp_{q}", jnp.interp, (q, FORCING_T, FORCING_U))
     for q in (-9.0, float(FORCING_T[0]), 0.123, float(FORCING_T[150]), float(FORCING_T[-1]), 9.0, np.nan)
@@ -375,4 +411,4 @@ TABLES: list[Row] = [
     ),
 ]
 
-PLAIN = UNARY + BINARY + STRUCTURE + REDUCTIONS + CONTRACTIONS + GATHERS + SCATTERS + CONTROL + TABLES
+PLAIN = UNARY + BINARY + STRUCTURE + REDUCTIONS + CONTRACTIONS + GATHERS + SCATTERS + CONTROL + SYSTEMS + TABLES

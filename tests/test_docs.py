@@ -37,7 +37,7 @@ def test_the_code_of_a_step_is_what_the_program_prints(capsys):
         ("more than {} equations", forms.EQUATIONS),
         ("({} if it solves linear systems)", forms.LINEAR_EQUATIONS),
         ("or {} with its derivative", forms.DERIVATIVE_EQUATIONS),
-        ("loops of more than {} iterations", scalar.UNROLL_LIMIT),
+        ("a `jax.lax.scan` of more than {} iterations", scalar.UNROLL_LIMIT),
         ("vector field of {} equations", scalar.SHARED_EQUATIONS),
     ],
 )
@@ -51,6 +51,9 @@ def test_the_programs_for_fits_run():
         exec(compile(program, "docs/fits.md", "exec"), names)
     np.testing.assert_allclose(names["rate"], 0.7, rtol=1e-5)
     np.testing.assert_allclose(names["initial"], 2.0, rtol=1e-5)
+    t = np.asarray(names["times"])
+    slopes = np.exp(-0.7 * t)[:, None] * np.stack([-2.0 * t, np.ones_like(t)], axis=1) / 0.01
+    np.testing.assert_allclose(names["errors"], np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes))), rtol=1e-5)
     np.testing.assert_allclose(names["near"].ys, 2.0 * np.exp(-0.71 * names["times"]), rtol=1e-6)
     assert names["near"].stats["drift"] < 2 < names["far"].stats["drift"]
     assert f"takes up to {llvm_loops.GROUP} of them at a time" in " ".join(FITS.split())

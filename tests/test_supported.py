@@ -42,7 +42,6 @@ SOLVERS = {
     diffrax.Tsit5: "",
     diffrax.SemiImplicitEuler: "",
     gradsolve_backend.Rodas4: "",
-    diffrax.KenCarp3: "primitive `lu` has no scalar form",
     diffrax.ShARK: "values of dtype key<fry> have no scalar form",
     diffrax.ALIGN: "values of dtype key<fry> have no scalar form",
 }
