@@ -17,14 +17,13 @@ from gradsolve_backend.demo_model import (
     UNITS,
     Census,
     Fits,
-    covariance,
     fit,
     load_census,
     log_populations,
     random_starts,
     residual,
-    same_optimum,
 )
+from gradsolve_backend.fits import best, covariance, same_optimum
 
 PUBLISHED = ("0.545 ± 0.064", "0.028 ± 0.004", "0.803 ± 0.092", "0.024 ± 0.004", "34.0 ± 2.9", "5.93 ± 0.54")
 PER_YEAR = 16
@@ -41,7 +40,7 @@ def curve_and_slopes(theta: jax.Array, years: np.ndarray) -> tuple[np.ndarray, n
 
 def draw(census: Census, fits: Fits, years: np.ndarray, logs: np.ndarray, half: np.ndarray, chosen: Options) -> None:
     """Data, best curve and its 95 % band; then where the starts ended."""
-    good = same_optimum(fits)
+    good = same_optimum(fits.loss)
     figure, (hares, lynxes, ends) = panels(3, f"Hare and lynx: {sum(good)} of {len(good)} starts reached the best fit")
     for i, (panel, name, colour) in enumerate(((hares, "hare", RED), (lynxes, "lynx", BLUE))):
         low, high = np.exp(logs[:, i] - half[:, i]), np.exp(logs[:, i] + half[:, i])
@@ -72,12 +71,12 @@ def main() -> None:
         [starts],
         rounds=2 if chosen.short else 5,
     )
-    best = fits.theta[jnp.argmin(fits.loss)]
+    theta = best(fits, fits.loss).theta
     years = np.linspace(census.years[0], census.years[-1], (len(census.years) - 1) * PER_YEAR + 1)
-    logs, slopes = curve_and_slopes(best, years)
-    spread = covariance(slopes[::PER_YEAR], np.asarray(residual(best, census, GradSolveAdjoint())))
+    logs, slopes = curve_and_slopes(theta, years)
+    spread = covariance(slopes[::PER_YEAR], residual(theta, census, GradSolveAdjoint()))
     half = 1.96 * np.sqrt(np.einsum("tpi,ij,tpj->tp", slopes, spread, slopes))
-    values, errors = np.exp(best), np.exp(best) * np.sqrt(np.diag(spread))
+    values, errors = np.exp(theta), np.exp(theta) * np.sqrt(np.diag(spread))
     found = [f"{value:.3g} ± {error:.2g}" for value, error in zip(values, errors, strict=True)]
     names = [f"{name}, {unit}" for name, unit in zip(NAMES, UNITS, strict=True)]
     numbers("published", zip(names, found, PUBLISHED, strict=True))

@@ -18,6 +18,7 @@ import optimistix as optx
 from common import BLUE, GREY, RED, Options, compare, difference, numbers, options, panels, plain_ticks, save
 
 from gradsolve_backend import GradSolveAdjoint
+from gradsolve_backend.fits import covariance, with_jacobian
 
 NAMES = ("log absorption rate, 1/h", "log elimination rate, 1/h", "log clearance, L/h/kg")
 MEAN, SPREAD, ERROR = np.array([0.45, -2.43, -3.21]), np.array([0.64, 0.0, 0.17]), 0.68
@@ -76,9 +77,8 @@ def fit(data: jax.Array, adjoint: diffrax.AbstractAdjoint) -> tuple[jax.Array, j
         return (concentrations(theta, TIMES, adjoint) - data) / ERROR
 
     solver = optx.LevenbergMarquardt(rtol=1e-4, atol=1e-4)
-    theta = optx.least_squares(residual, solver, jnp.asarray(MEAN), max_steps=64, throw=False).value
-    slopes = jax.jacfwd(residual)(theta)
-    return theta, jnp.linalg.inv(slopes.T @ slopes)
+    theta = optx.least_squares(with_jacobian(residual), solver, jnp.asarray(MEAN), max_steps=64, throw=False).value
+    return theta, covariance(jax.jacfwd(residual)(theta))
 
 
 def draw(truth: np.ndarray, data: np.ndarray, thetas: np.ndarray, chosen: Options) -> None:

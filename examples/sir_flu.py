@@ -17,7 +17,7 @@ import optimistix as optx
 from common import BLUE, RED, Options, compare, numbers, options, panels, save
 
 from gradsolve_backend import GradSolveAdjoint
-from gradsolve_backend.demo_model import covariance
+from gradsolve_backend.fits import covariance, with_jacobian
 
 IN_BED = np.array([3, 8, 26, 76, 225, 298, 258, 233, 189, 128, 68, 29, 14, 4], float)
 DAYS = np.arange(1.0, 15.0)
@@ -62,7 +62,7 @@ def in_bed(theta: jax.Array, days: np.ndarray, adjoint: diffrax.AbstractAdjoint)
 def fit(counts: jax.Array, adjoint: diffrax.AbstractAdjoint) -> jax.Array:
     """Fitted `theta` for counts that went through `steady`, shape (14,)."""
     return optx.least_squares(
-        lambda theta, _: in_bed(theta, DAYS, adjoint) - counts,
+        with_jacobian(lambda theta, _: in_bed(theta, DAYS, adjoint) - counts),
         # A thousand times the tolerance of the solve: closer to the optimum the loss changes with the steps taken.
         optx.LevenbergMarquardt(rtol=1e-5, atol=1e-5),
         jnp.log(jnp.array([1.5, 0.5])),

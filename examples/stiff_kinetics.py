@@ -14,6 +14,7 @@ import optimistix as optx
 from common import BLUE, GREEN, GREY, RED, Options, compare, numbers, options, panels, plain_ticks, save
 
 from gradsolve_backend import GradSolveAdjoint, Rodas5P
+from gradsolve_backend.fits import best, uniform_starts, with_jacobian
 
 RATES = np.array([0.04, 3e7, 1e4])
 CVODE = np.array([7.158016e-01, 9.185045e-06, 2.841893e-01])
@@ -59,15 +60,15 @@ def fit(
         return jnp.log(jnp.maximum(ratio, 1e-10)) / ERROR
 
     method = optx.LevenbergMarquardt(rtol=1e-4, atol=1e-4)
-    theta = optx.least_squares(residual, method, start, max_steps=64, throw=False).value
+    theta = optx.least_squares(with_jacobian(residual), method, start, max_steps=64, throw=False).value
     return theta, jnp.sum(residual(theta) ** 2)
 
 
-def draw(data: np.ndarray, starts: np.ndarray, thetas: np.ndarray, best: jax.Array, chosen: Options) -> None:
+def draw(data: np.ndarray, starts: np.ndarray, thetas: np.ndarray, theta: jax.Array, chosen: Options) -> None:
     """Data and best curves; and the path of every start in the plane of two rates."""
     figure, (curves, paths) = panels(2, f"Robertson's reactions: rates fitted with Rodas5P from {len(starts)} starts")
     times = np.geomspace(TIMES[0], TIMES[-1], 400)
-    ys = np.asarray(solve(best, times, Rodas5P(), GradSolveAdjoint()))
+    ys = np.asarray(solve(theta, times, Rodas5P(), GradSolveAdjoint()))
     species = zip((1.0, 1e4, 1.0), ("A", "10⁴ × B", "C"), (BLUE, RED, GREEN), strict=True)
     for i, (scale, name, colour) in enumerate(species):
         curves.semilogx(times, scale * ys[:, i], color=colour, label=f"{name}, fit")
@@ -91,7 +92,7 @@ def main() -> None:
     truth = jnp.log(RATES)
     exact = solve(truth, TIMES, Rodas5P(), GradSolveAdjoint())
     data = np.asarray(exact) * np.exp(ERROR * random.standard_normal(exact.shape))
-    starts = truth + np.log(3.0) * random.uniform(-1.0, 1.0, (2 if chosen.short else 8, 3))
+    starts = uniform_starts(2 if chosen.short else 8, truth - np.log(3.0), truth + np.log(3.0), seed=0)
     (thetas, squares), _ = compare(
         f"fits from {len(starts)} starts",
         jax.vmap(lambda start: fit(start, data, Rodas5P(), GradSolveAdjoint())),
@@ -99,11 +100,11 @@ def main() -> None:
         [starts],
         rounds=1 if chosen.short else 3,
     )
-    best = thetas[jnp.argmin(squares)]
-    numbers("published", zip(("k1", "k2", "k3"), np.exp(best), RATES, strict=True))
+    theta = best(thetas, squares)
+    numbers("published", zip(("k1", "k2", "k3"), np.exp(theta), RATES, strict=True))
     at_40 = solve(truth, np.array([40.0]), Rodas5P(), GradSolveAdjoint())[0]
     numbers("published", zip(("A at time 40", "B at time 40", "C at time 40"), at_40, CVODE, strict=True))
-    draw(data, np.asarray(starts), np.asarray(thetas), best, chosen)
+    draw(data, starts, np.asarray(thetas), theta, chosen)
 
 
 if __name__ == "__main__":

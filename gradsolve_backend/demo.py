@@ -20,6 +20,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from gradsolve_backend import GradSolveAdjoint, demo_model, demo_plot, explain
+from gradsolve_backend.fits import best, covariance, same_optimum
 from gradsolve_backend.timing import alternate, compiled
 
 # Stock and GradSolve differentiate the same steps, so that their gradients agree to round-off.
@@ -105,19 +106,19 @@ def curves(census: demo_model.Census, fits: demo_model.Fits) -> demo_plot.Curves
     adjoint = GradSolveAdjoint()
     spans = round(census.years[-1] - census.years[0]) * CURVE_POINTS_PER_YEAR
     years = np.linspace(census.years[0], census.years[-1], spans + 1)
-    best = fits.theta[int(jnp.argmin(fits.loss))]
+    theta = best(fits, fits.loss).theta
     every = jax.jit(jax.vmap(lambda theta: demo_model.log_populations(theta, years, adjoint)))(fits.theta)
-    slopes = np.asarray(jax.jit(jax.jacfwd(lambda theta: demo_model.log_populations(theta, years, adjoint)))(best))
-    residuals = np.asarray(demo_model.residual(best, census, adjoint))
+    slopes = np.asarray(jax.jit(jax.jacfwd(lambda theta: demo_model.log_populations(theta, years, adjoint)))(theta))
+    residuals = np.asarray(demo_model.residual(theta, census, adjoint))
     # The data are yearly, so that every so many points of the curve is one of them.
-    spread = demo_model.covariance(slopes[::CURVE_POINTS_PER_YEAR], residuals)
+    spread = np.asarray(covariance(slopes[::CURVE_POINTS_PER_YEAR], residuals))
     band = 1.96 * np.sqrt(np.einsum("tpi,ij,tpj->tp", slopes, spread, slopes))
     return demo_plot.Curves(years, np.asarray(every), band, residuals, spread)
 
 
 def reached(fits: demo_model.Fits) -> int:
     """How many starts ended in the best optimum."""
-    return int(np.sum(demo_model.same_optimum(fits)))
+    return int(np.sum(same_optimum(fits.loss)))
 
 
 def backends(census: demo_model.Census, starts: Array) -> str:
@@ -126,14 +127,14 @@ def backends(census: demo_model.Census, starts: Array) -> str:
     return ", ".join(sorted({route.backend for route in routes}))
 
 
-def parameter_table(fits: demo_model.Fits, covariance: np.ndarray) -> Table:
+def parameter_table(fits: demo_model.Fits, spread: np.ndarray) -> Table:
     """Best parameters with standard errors, brought from the logarithms to the parameters by the delta method."""
-    best = np.exp(np.asarray(fits.theta[int(jnp.argmin(fits.loss))]))
-    errors = best * np.sqrt(np.diag(covariance))
+    values = np.exp(np.asarray(best(fits, fits.loss).theta))
+    errors = values * np.sqrt(np.diag(spread))
     table = Table("parameter", "unit", title="Best fit")
     table.add_column("value", justify="right")
     table.add_column("standard error", justify="right")
-    for name, unit, value, error in zip(demo_model.NAMES, demo_model.UNITS, best, errors, strict=True):
+    for name, unit, value, error in zip(demo_model.NAMES, demo_model.UNITS, values, errors, strict=True):
         table.add_row(name, unit, f"{value:.4g}", f"{error:.2g}")
     return table
 

@@ -1,4 +1,4 @@
-"""Lotka-Volterra and the hare and lynx data: model, residual, fit and standard errors.
+"""Lotka-Volterra and the hare and lynx data: model, residual and fit.
 
 Time is in years, populations are in thousands of pelts. A parameter vector `theta`, of shape (6,), holds the logarithms
 of the parameters in `NAMES`: four rates and the two populations in the first year. Every function that solves takes the
@@ -16,6 +16,8 @@ import numpy as np
 import optimistix as optx
 from jax import Array
 
+from gradsolve_backend.fits import normal_starts, with_jacobian
+
 NAMES = ("hare growth", "predation", "lynx death", "lynx growth", "hare at start", "lynx at start")
 UNITS = ("1/year", "1/year/thousand", "1/year", "1/year/thousand", "thousand", "thousand")
 # Random starts: the median of each parameter, and the standard deviation of every logarithm.
@@ -27,8 +29,6 @@ MAX_SOLVER_STEPS = 1024
 MAX_FIT_STEPS = 200
 # Residual of a population that a failed solve did not reach: a factor e**10, so never mistaken for a fit.
 UNREACHED = 10.0
-# Sums of squares this close to the smallest, relatively, belong to the same optimum.
-SAME_OPTIMUM = 1e-4
 
 
 class Census(NamedTuple):
@@ -56,8 +56,7 @@ def load_census() -> Census:
 
 def random_starts(count: int, seed: int) -> np.ndarray:
     """Log-normal parameter vectors around `MEDIANS`, shape (count, 6)."""
-    noise = np.random.default_rng(seed).standard_normal((count, len(NAMES)))
-    return np.log(MEDIANS) + SPREAD * noise
+    return normal_starts(count, np.log(MEDIANS), SPREAD, seed)
 
 
 def log_rates(t: Any, log_population: Array, rates: Array) -> Array:
@@ -101,19 +100,21 @@ def half_squares(theta: Array, census: Census, adjoint: diffrax.AbstractAdjoint,
 
 
 def fit(
-    starts: Array, census: Census, adjoint: diffrax.AbstractAdjoint, tolerance: float = TOLERANCE, jac: str = "fwd"
+    starts: Array, census: Census, adjoint: diffrax.AbstractAdjoint, tolerance: float = TOLERANCE, jac: str = "once"
 ) -> Fits:
     """Levenberg-Marquardt from every start, shape (starts, 6), at once.
 
-    `jac` is Optimistix's option: the mode of the Jacobians, `fwd` or `bwd`, which `adjoint` has to have.
+    `jac` says how Jacobians are made: `once` at each iterate, as `with_jacobian` does, or as Optimistix does if its
+    option is `fwd` or `bwd`. `adjoint` has to have that mode; `once` is forward mode.
     """
+    function = lambda theta, _: residual(theta, census, adjoint, tolerance)  # noqa: E731
 
     def fit_one(start: Array) -> Fits:
         solution = optx.least_squares(
-            lambda theta, _: residual(theta, census, adjoint, tolerance),
+            with_jacobian(function) if jac == "once" else function,
             optx.LevenbergMarquardt(rtol=1e-8, atol=1e-8),
             start,
-            options={"jac": jac},
+            options={} if jac == "once" else {"jac": jac},
             max_steps=MAX_FIT_STEPS,
             throw=False,
         )
@@ -123,25 +124,9 @@ def fit(
     return jax.vmap(fit_one)(starts)
 
 
-def same_optimum(fits: Fits) -> np.ndarray:
-    """Which starts ended in the best optimum, shape (starts,)."""
-    loss = np.asarray(fits.loss)
-    return loss <= np.min(loss) * (1.0 + SAME_OPTIMUM)
-
-
 def gradients(thetas: Array, census: Census, adjoint: diffrax.AbstractAdjoint) -> Array:
     """Reverse-mode gradients of `half_squares` at all `thetas`, shape (starts, 6)."""
     return jax.vmap(jax.grad(lambda theta: half_squares(theta, census, adjoint)))(thetas)
-
-
-def covariance(jacobian: np.ndarray, residuals: np.ndarray) -> np.ndarray:
-    """Covariance of the fitted parameters, `s**2 (J^T J)**-1`, on the scale in which they were fitted.
-
-    jacobian: of the residuals by the parameters, shape (..., parameters). residuals: shape (...).
-    """
-    matrix = jacobian.reshape(-1, jacobian.shape[-1])
-    variance = np.sum(residuals**2) / (matrix.shape[0] - matrix.shape[1])
-    return variance * np.linalg.inv(matrix.T @ matrix)
 
 
 def largest_difference(ours: np.ndarray, stock: np.ndarray) -> float:

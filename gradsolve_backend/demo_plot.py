@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from gradsolve_backend import demo_model
+from gradsolve_backend.fits import best, same_optimum
 
 SPECIES = ("hare", "lynx")
 COLOURS = ("#c8553d", "#2b5d8a")
@@ -48,7 +49,7 @@ def draw(census: demo_model.Census, starts: np.ndarray, fits: demo_model.Fits, c
     _paths(figure.add_subplot(grid[3:6, 2]), starts, fits)
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
-    found = int(np.sum(demo_model.same_optimum(fits)))
+    found = int(np.sum(same_optimum(fits.loss)))
     figure.suptitle(
         f"Lotka-Volterra fitted to hare and lynx pelts from {len(starts)} random starts: {found} reached the best fit",
         fontsize=14,
@@ -58,14 +59,14 @@ def draw(census: demo_model.Census, starts: np.ndarray, fits: demo_model.Fits, c
 
 def _population(axes: Axes, species: int, census: demo_model.Census, fits: demo_model.Fits, curves: Curves) -> None:
     """Data, best curve with its band, and the curves of all converged starts."""
-    best = int(np.argmin(np.asarray(fits.loss)))
+    first = int(np.argmin(np.asarray(fits.loss)))
     shown = np.asarray(fits.converged)
     logs, half = curves.log_populations[..., species], curves.band[:, species]
     axes.plot(curves.years, np.exp(logs[shown]).T, color=OTHER, linewidth=0.7, alpha=0.5)
     axes.plot([], [], color=OTHER, linewidth=0.7, label=f"all {np.sum(shown)} fits that converged")
-    low, high = np.exp(logs[best] - half), np.exp(logs[best] + half)
+    low, high = np.exp(logs[first] - half), np.exp(logs[first] + half)
     axes.fill_between(curves.years, low, high, color=COLOURS[species], alpha=0.18, linewidth=0, label="95 % band")
-    axes.plot(curves.years, np.exp(logs[best]), color=COLOURS[species], linewidth=2.2, label="best fit")
+    axes.plot(curves.years, np.exp(logs[first]), color=COLOURS[species], linewidth=2.2, label="best fit")
     axes.plot(census.years, census.pelts[:, species], "o", color="black", markersize=4.5, label="data")
     axes.set_ylim(0.0, 1.25 * max(np.max(census.pelts[:, species]), np.max(high)))
     axes.set_ylabel("thousand pelts")
@@ -89,7 +90,7 @@ def _residuals(axes: Axes, census: demo_model.Census, curves: Curves) -> None:
 
 def _losses(axes: Axes, fits: demo_model.Fits) -> None:
     """Sums of squares in ascending order: each step is one optimum."""
-    loss, good = np.asarray(fits.loss), demo_model.same_optimum(fits)
+    loss, good = np.asarray(fits.loss), same_optimum(fits.loss)
     order = np.argsort(loss)
     colours = np.where(good, GOOD, OTHER)[order]
     axes.scatter(np.arange(1, len(loss) + 1), loss[order], c=list(colours), s=22)
@@ -108,14 +109,14 @@ def _plain_ticks(axis: Axis) -> None:
 def _paths(axes: Axes, starts: np.ndarray, fits: demo_model.Fits) -> None:
     """From start to end of each fit, in the plane of two parameters."""
     growth, death = demo_model.NAMES.index("hare growth"), demo_model.NAMES.index("lynx death")
-    ends, good = np.exp(np.asarray(fits.theta)), demo_model.same_optimum(fits)
+    ends, good = np.exp(np.asarray(fits.theta)), same_optimum(fits.loss)
     begins = np.exp(starts)
     for group, colour, label in ((~good, OTHER, "ended elsewhere"), (good, GOOD, "reached the best fit")):
         pairs = np.stack([begins[group], ends[group]])
         axes.plot(pairs[:, :, growth], pairs[:, :, death], color=colour, linewidth=0.7, alpha=0.5)
         axes.plot(begins[group, growth], begins[group, death], "o", color=colour, markersize=4, label=label)
-    best = ends[int(np.argmin(np.asarray(fits.loss)))]
-    axes.plot(best[growth], best[death], "*", color="black", markersize=13, label="best fit")
+    end = best(ends, fits.loss)
+    axes.plot(end[growth], end[death], "*", color="black", markersize=13, label="best fit")
     axes.set(xscale="log", yscale="log", xlabel="hare growth, 1/year", ylabel="lynx death, 1/year")
     # A fit that runs off towards zero rates would squeeze all others into a corner.
     axes.set_xlim(demo_model.MEDIANS[growth] / 6.0, demo_model.MEDIANS[growth] * 6.0)
