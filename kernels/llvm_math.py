@@ -12,17 +12,13 @@ import math
 import platform
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-import numpy as np
-
+from gradsolve_backend.kernels.llvm_double import DOUBLE, Double
 from gradsolve_backend.kernels.llvm_ir import Body, Value
 
 __all__ = ["FUNCTIONS", "apply", "symbols"]
-
-_DOUBLE, _INTEGER = np.dtype(np.float64), np.dtype(np.int64)
 
 # names as JAX has them; all but those below are the C library's
 _UNARY = """
@@ -80,8 +76,8 @@ def _vector_name(c_name: str, bits: int) -> str:
 def apply(body: Body, name: str, *operands: Value) -> Value:
     """The function `name`, one of `FUNCTIONS`, of float vectors."""
     dtype = operands[0].dtype
-    if dtype != _DOUBLE:
-        wide = apply(body, name, *(body.cast("fpext", operand, _DOUBLE) for operand in operands))
+    if dtype != DOUBLE:
+        wide = apply(body, name, *(body.cast("fpext", operand, DOUBLE) for operand in operands))
         return body.cast("fptrunc", wide, dtype)
     names = [operand.name for operand in operands]
     if name in _SHORT:
@@ -134,7 +130,7 @@ def _by_lane(body: Body, function: str, operands: Sequence[str]) -> str:
 
 def _own_function(body: Body, stem: str, operands: Sequence[str], write: Callable[[Body, list[str]], str]) -> str:
     """Call a function of double vectors that the module defines once; `write` gives the name of its result."""
-    kind = body.type(_DOUBLE)
+    kind = body.type(DOUBLE)
     name = f"{stem}.{body.target.width}"
     arguments = [f"%x{k}" for k in range(len(operands))]
 
@@ -151,7 +147,7 @@ def _own_function(body: Body, stem: str, operands: Sequence[str], write: Callabl
 def _write_lanes(function: str, body: Body, operands: list[str]) -> str:
     # nobuiltin: LLVM must not know better than the library for some operands
     body.module.declare(f"double @{function}({', '.join(['double'] * len(operands))}) nobuiltin")
-    kind, result = body.type(_DOUBLE), "poison"
+    kind, result = body.type(DOUBLE), "poison"
     for k in range(body.target.width):
         lanes = [body.emit(f"extractelement {kind} {name}, i64 {k}") for name in operands]
         value = body.emit(f"call double @{function}({', '.join(f'double {lane}' for lane in lanes)})")
@@ -162,104 +158,9 @@ def _write_lanes(function: str, body: Body, operands: list[str]) -> str:
 # ---- functions that the libraries lack -------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Double:
-    """A double vector to calculate with; ordinary numbers stand for constants."""
-
-    body: Body
-    name: str
-
-    def _with(self, operation: str, left: "Double | float", right: "Double | float") -> "Double":
-        kind = self.body.type(_DOUBLE)
-        return Double(self.body, self.body.emit(f"{operation} {kind} {self._operand(left)}, {self._operand(right)}"))
-
-    def _operand(self, x: "Double | float") -> str:
-        return x.name if isinstance(x, Double) else self.body.splat(x, _DOUBLE).name
-
-    def __add__(self, other: "Double | float") -> "Double":
-        return self._with("fadd", self, other)
-
-    def __sub__(self, other: "Double | float") -> "Double":
-        return self._with("fsub", self, other)
-
-    def __rsub__(self, other: float) -> "Double":
-        return self._with("fsub", other, self)
-
-    def __mul__(self, other: "Double | float") -> "Double":
-        return self._with("fmul", self, other)
-
-    def __truediv__(self, other: "Double | float") -> "Double":
-        return self._with("fdiv", self, other)
-
-    def __rtruediv__(self, other: float) -> "Double":
-        return self._with("fdiv", other, self)
-
-    def __neg__(self) -> "Double":
-        return Double(self.body, self.body.emit(f"fneg {self.body.type(_DOUBLE)} {self.name}"))
-
-    def compare(self, predicate: str, other: "Double | float") -> "_Mask":
-        """Compare, by a predicate of `fcmp`."""
-        return _Mask(self.body, self._with(f"fcmp {predicate}", self, other).name)
-
-    def call(self, intrinsic: str, *others: "Double | float") -> "Double":
-        """An intrinsic of this and other vectors."""
-        kind = self.body.type(_DOUBLE)
-        operands = [(kind, self._operand(x)) for x in (self, *others)]
-        return Double(self.body, self.body.call(kind, f"llvm.{intrinsic}.v{self.body.target.width}f64", operands))
-
-    def bits(self) -> "Bits":
-        """The same bits as an integer."""
-        kinds = self.body.type(_DOUBLE), self.body.type(_INTEGER)
-        return Bits(self.body, self.body.emit(f"bitcast {kinds[0]} {self.name} to {kinds[1]}"))
-
-    def apply(self, name: str) -> "Double":
-        """A function of `FUNCTIONS`."""
-        return Double(self.body, apply(self.body, name, Value(self.name, _DOUBLE)).name)
-
-
-@dataclass(frozen=True, slots=True)
-class Bits:
-    """A vector of 64-bit integers to calculate with."""
-
-    body: Body
-    name: str
-
-    def _with(self, operation: str, other: "Bits | int") -> "Bits":
-        name = other.name if isinstance(other, Bits) else self.body.splat(other, _INTEGER).name
-        return Bits(self.body, self.body.emit(f"{operation} {self.body.type(_INTEGER)} {self.name}, {name}"))
-
-    def __add__(self, other: "Bits | int") -> "Bits":
-        return self._with("add", other)
-
-    def __sub__(self, other: "Bits | int") -> "Bits":
-        return self._with("sub", other)
-
-    def __lshift__(self, count: int) -> "Bits":
-        return self._with("shl", count)
-
-    def __rshift__(self, count: int) -> "Bits":
-        """With the sign kept."""
-        return self._with("ashr", count)
-
-    def double(self) -> Double:
-        """The same bits as a double."""
-        kinds = self.body.type(_INTEGER), self.body.type(_DOUBLE)
-        return Double(self.body, self.body.emit(f"bitcast {kinds[0]} {self.name} to {kinds[1]}"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Mask:
-    """A bool vector."""
-
-    body: Body
-    name: str
-
-    def pick(self, yes: Double | float, no: Double | float) -> Double:
-        """`yes` where the mask holds, else `no`."""
-        kind = self.body.type(_DOUBLE)
-        names = [x.name if isinstance(x, Double) else self.body.splat(x, _DOUBLE).name for x in (yes, no)]
-        mask = f"{self.body.vector('i1')} {self.name}"
-        return Double(self.body, self.body.emit(f"select {mask}, {kind} {names[0]}, {kind} {names[1]}"))
+def _of(name: str, x: Double) -> Double:
+    """A function of `FUNCTIONS`."""
+    return Double(x.body, apply(x.body, name, Value(x.name, DOUBLE)).name)
 
 
 def _polynomial(x: Double, coefficients: Sequence[float]) -> Double:
@@ -275,7 +176,7 @@ def _rsqrt(x: Double) -> Double:
 
 
 def _logistic(x: Double) -> Double:
-    small = (-x.call("fabs")).apply("exp")  # cannot overflow
+    small = _of("exp", -x.call("fabs"))  # cannot overflow
     return x.compare("olt", 0.0).pick(small, 1.0) / (small + 1.0)
 
 
@@ -347,7 +248,7 @@ def _erf_inv(x: Double) -> Double:
     size = x.call("fabs")
     half = size * 0.5
     centre = size + size * _ratio(0.180625 - half * half, _CENTRE_LESS)
-    depth = (-((1.0 - size) * 0.5).apply("log")).call("sqrt")
+    depth = (-_of("log", (1.0 - size) * 0.5)).call("sqrt")
     near, far = _ratio(depth - 1.6, _NEAR_TAIL_LESS), _ratio(depth - 5.0, _FAR_TAIL_LESS)
     tail = depth * float(_SHARE) + depth.compare("ole", 5.0).pick(near, far)
     tail = size.compare("oeq", 1.0).pick(math.inf, tail)
@@ -378,14 +279,14 @@ def _digamma(x: Double) -> Double:
     positive = negative.pick(1.0 - x, x.call("fabs"))
     value = positive.compare("oge", 10.0).pick(_digamma_large(positive), _digamma_small(positive))
     distance = x - x.call("nearbyint")  # from the nearest pole; exact
-    tangent = (distance.compare("oeq", 0.0).pick(math.nan, distance) * math.pi).apply("tan")
+    tangent = _of("tan", distance.compare("oeq", 0.0).pick(math.nan, distance) * math.pi)
     return negative.pick(value - math.pi / tangent, value)
 
 
 def _digamma_large(x: Double) -> Double:
     x = x - 1.0
     inverse = 1.0 / (x * x)
-    return x.apply("log") + 0.5 / x - inverse * _polynomial(inverse, _BERNOULLI)
+    return _of("log", x) + 0.5 / x - inverse * _polynomial(inverse, _BERNOULLI)
 
 
 def _digamma_small(x: Double) -> Double:

@@ -5,9 +5,8 @@ with the exponent of the number taken exactly. Less than 3 ulp.
 """
 
 import math
-from collections.abc import Sequence
 
-from gradsolve_backend.kernels.llvm_math import Bits, Double
+from gradsolve_backend.kernels.llvm_double import Bits, Double, estrin
 
 LARGEST = 0.5  # exponents up to this keep the exponential of a result within the range of normal numbers
 
@@ -31,14 +30,14 @@ def power(x: Double, exponent: float) -> Double:
     whole = _number(count) - subnormal.pick(54.0, 0.0)
     less = mantissa - 1.0
     s = less / (mantissa + 1.0)
-    logarithm = _polynomial(s * s, _LOGARITHM) * s
+    logarithm = estrin(s * s, _LOGARITHM) * s
     product = whole * exponent
     integer = (product + _SHIFT) - _SHIFT
     # The product itself is not exact, but what is left of it after its integer is.
     left = whole.call("fma", exponent, -integer)
     fraction = logarithm.call("fma", exponent, left)
     scale = ((integer + _SHIFT).bits() << _MANTISSA) + (1023 << _MANTISSA)
-    return _special(x, exponent, _polynomial(fraction, _EXPONENTIAL) * scale.double())
+    return _special(x, exponent, estrin(fraction, _EXPONENTIAL) * scale.double())
 
 
 def _number(count: Bits) -> Double:
@@ -51,14 +50,3 @@ def _special(x: Double, exponent: float, result: Double) -> Double:
     result = x.compare("oeq", 0.0).pick(at_zero, result)
     result = x.compare("oeq", math.inf).pick(at_infinity, result)
     return x.compare("uge", 0.0).pick(x.compare("uno", 0.0).pick(x, result), math.nan)
-
-
-def _polynomial(x: Double, coefficients: Sequence[float]) -> Double:
-    """In pairs, and pairs of pairs: short for a processor that works on several at once; the constant term is first."""
-    terms: list[Double | float] = list(coefficients)
-    while len(terms) > 1:
-        pairs = [terms[i : i + 2] for i in range(0, len(terms), 2)]
-        terms = [x.call("fma", p[1], p[0]) if len(p) == 2 else p[0] for p in pairs]
-        x = x * x
-    assert isinstance(terms[0], Double)
-    return terms[0]

@@ -151,23 +151,18 @@ class Pieces:
         return [*(arguments[a] for a in sorted(function.arguments)), *_operands([function])]
 
     def make(
-        self,
-        name: str,
-        reads: Iterable[Place],
-        function: Callable[[Values], Values],
-        late: Iterable[Place] = (),
-        some: Iterable[Place] = (),
+        self, name: str, reads: Iterable[Place], function: Callable[[Values], Values], **marks: Iterable[Place]
     ) -> Routine:
         """The routine of a function from the values of places to the values of places; each is made once."""
         call = self.call
         key = (name, call.record, call.carry, call.operands)
         if key not in call.solve.routines:
-            marks = frozenset(late), frozenset(some)
-            call.solve.routines[key] = self._made(name, tuple(dict.fromkeys(reads)), function, *marks)
+            found = {mark: frozenset(places) for mark, places in marks.items()}
+            call.solve.routines[key] = self._made(name, tuple(dict.fromkeys(reads)), function, **found)
         return call.solve.routines[key]
 
     def _made(
-        self, name: str, reads: tuple[Place, ...], function: Callable[[Values], Values], *marks: frozenset[Place]
+        self, name: str, reads: tuple[Place, ...], function: Callable[[Values], Values], **marks: frozenset[Place]
     ) -> Routine:
         writes: list[Place] = []
 
@@ -179,7 +174,7 @@ class Pieces:
         closed = jax.make_jaxpr(flat)(*(self.aval(place) for place in reads))
         tables = [place[0] == "operand" for place in reads]
         program = scalarise(closed, limit=DERIVATIVE_EQUATIONS, table_inputs=tables)
-        return Routine(name, program, reads, tuple(writes), *marks)
+        return Routine(name, program, reads, tuple(writes), **marks)
 
     # ---- running the solve
 
@@ -338,7 +333,7 @@ class Pieces:
             return result | {("sum", i): _total(v["sum", i], given.get(("operand", i)), 0) for i in call.operands}
 
         reads = [*self._reads(call.replay, self._of_replay), moved, *late]
-        return self.make("back.apart" if apart else "back", reads, run, late if self.samples or apart else ())
+        return self.make("back.apart" if apart else "back", reads, run, late=late if self.samples or apart else ())
 
     def sample_back(self, o: int, apart: bool = False) -> Routine:
         """Adds what the value at one requested time gives to the cotangents of a step, and on to the next.
@@ -361,7 +356,7 @@ class Pieces:
         reads = [*([] if apart else self._visit_reads(o)), *self._reads(sample, arguments)]
         given = [*values, *(into[r] for r in reads if r in into)]
         name, late = (f"sample_back.apart.{o}", given) if apart else (f"sample_back.{o}", [])
-        return self.make(name, [*reads, *given], run, late)
+        return self.make(name, [*reads, *given], run, late=late)
 
     def _tangents(self, function: LaneFunction, arguments: Mapping[int, Place]) -> dict[Place, Place]:
         """For each perturbed place that a function reads, where its tangent is."""
@@ -394,7 +389,7 @@ class Pieces:
 
         given = list(dict.fromkeys([*d, *tangents.values()]))
         reads, name = [*self._reads(call.replay, arguments), moved, *given], "push.apart" if apart else "push"
-        return self.make(name, reads, run, given if apart else ())
+        return self.make(name, reads, run, late=given if apart else ())
 
     def sample_push(self, o: int, apart: bool = False) -> Routine:
         """The tangent of the value at one requested time, and on to the next.
@@ -413,7 +408,7 @@ class Pieces:
 
         reads, given = self._reads(sample, arguments), list(tangents.values())
         if apart:
-            return self.make(f"sample_push.apart.{o}", [*reads, *given], run, given)
+            return self.make(f"sample_push.apart.{o}", [*reads, *given], run, late=given)
         return self.make(f"sample_push.{o}", [*self._visit_reads(o), *reads, *given], run)
 
 
