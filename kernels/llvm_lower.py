@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradsolve_backend.kernels import llvm_code
-from gradsolve_backend.kernels.lanes import column, spread
+from gradsolve_backend.kernels.lanes import column
+from gradsolve_backend.kernels.levels import Layout
 from gradsolve_backend.kernels.llvm_call import call as call_kernel
 from gradsolve_backend.kernels.llvm_forward import HUGE_PAGES, Forward
 from gradsolve_backend.kernels.llvm_ir import Target, host_features
@@ -25,7 +26,6 @@ from gradsolve_backend.kernels.llvm_math import symbols
 from gradsolve_backend.kernels.llvm_sweeps import Cotangent
 from gradsolve_backend.kernels.llvm_tangent import Tangent
 from gradsolve_backend.kernels.loops import outcome
-from gradsolve_backend.kernels.replay import Layout, primal_count
 from gradsolve_backend.kernels.routines import Pieces
 from gradsolve_backend.kernels.solve import Call
 
@@ -169,16 +169,14 @@ class Linear:
     inputs: Sequence[Any]
 
     def __post_init__(self) -> None:
-        self.first = primal_count(self.call)
-        self.layout = Layout(self.call, self.first)
-        own, columns = self.layout.own, self.layout.columns
-        self.lane_sizes, self.column_sizes = self.layout.sizes(own), self.layout.sizes(columns)
-        self.lanes, self.columns = math.prod(self.lane_sizes), math.prod(self.column_sizes)
+        self.layout = Layout.of(self.call)
+        sizes = self.layout.column_sizes, self.layout.lane_sizes
+        self.columns, self.lanes = map(math.prod, sizes)
         # The columns of a single trajectory are run as lanes, for the sake of SIMD and threads.
         self.replicated = self.lanes == 1 < self.columns
         if self.replicated:
             self.lanes, self.columns = self.columns, 1
-        self.packer = Packer((*self.column_sizes, *self.lane_sizes), 0 if self.replicated else len(columns))
+        self.packer = Packer((*sizes[0], *sizes[1]), 0 if self.replicated else len(sizes[0]))
         self.target = _target(self.call, self.lanes)
         self.tasks = _tasks(self.lanes, self.target.width)
 
@@ -202,8 +200,7 @@ class Linear:
         }
 
     def _recorded(self, i: int) -> int:
-        has = [self.call.axes[level][i] for level in self.layout.own]  # no record has the axis of a column
-        x = spread(self.inputs[i], has, self.lane_sizes)
+        x = self.layout.recorded(self.inputs[i], i)
         return self.packer.add(x.reshape((-1, x.shape[-1])))
 
     def shape(self, a: Any) -> tuple[int, ...]:
@@ -212,9 +209,9 @@ class Linear:
 
     def left(self, x: Any, own: bool, position: int) -> Any:
         """A result as the call wants it."""
-        lead = (*self.column_sizes, *(self.lane_sizes if own else ()))
+        lead = (*self.layout.column_sizes, *(self.layout.lane_sizes if own else ()))
         x = x.reshape((*lead, *x.shape[2 if own else 1 :]))
-        return self.layout.left(x, [own] * len(self.lane_sizes), column(self.call.keep, position))
+        return self.layout.result(x, own, position)
 
     def run(self, kernel: Kernel, results: Results) -> list[Any]:
         """The results of a kernel."""
@@ -226,7 +223,7 @@ def tangent(call: Call, *inputs: Any) -> list[Any]:
     """As `gradsolve_backend.kernels.replay.tangent`."""
     solve, linear = call.solve, Linear(call, inputs)
     described = linear.described
-    given = tuple(linear.array(i) for i in range(linear.first, len(inputs)))
+    given = tuple(linear.array(i) for i in range(linear.layout.primal, len(inputs)))
     results = Results(len(linear.packer.buffers))
     out = [
         results.add(linear.shape(a), a.dtype, a.size, lanes=True, columns=True)
@@ -247,7 +244,7 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
     """As `gradsolve_backend.kernels.replay.cotangent`."""
     solve, linear = call.solve, Linear(call, inputs)
     described = linear.described
-    given = iter([linear.array(i) for i in range(linear.first, len(inputs))])
+    given = iter([linear.array(i) for i in range(linear.layout.primal, len(inputs))])
     cts = tuple(next(given) for _ in call.reached)
     saved = tuple(tuple(next(given) for _ in call.saved(o)) for o in solve.outputs)
     results = Results(len(linear.packer.buffers))

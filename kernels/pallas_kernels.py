@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradsolve_backend.kernels.pallas_counters import counters
-from gradsolve_backend.kernels.pallas_layout import Frame, Memory
+from gradsolve_backend.kernels.pallas_layout import WAITING, Frame, Memory
 from gradsolve_backend.kernels.pallas_loops import COUNT, Block
 from gradsolve_backend.kernels.routines import ALIVE, Pieces, Place, Routine
 from gradsolve_backend.kernels.solve import Call
@@ -99,40 +99,64 @@ def state_places(block: Block) -> list[Place]:
 
 # ---- cotangents -----------------------------------------------------------------------------------------
 
+LATE = {"ct", "ct value", "ct dense", "before", "sum"}  # kinds of places that a reverse sweep carries or is given
+
 
 @dataclass(eq=False)
 class Cotangent:
-    """Results: cotangents of the perturbed loop variables, then of the perturbed operands."""
+    """A reverse sweep, in two kernels: through the steps that have no row, then through the rows.
+
+    The first needs more registers, and few solves have such steps. It gives the second what it has so far: cotangents
+    of the reached loop variables, sums of those of the operands.
+    """
 
     block: Block
 
     def __post_init__(self) -> None:
         self.memory = Memory(self.block.pieces)
-        call = self.block.call
-        self.carried: list[Place] = [("ct", i) for i in call.reached]
-        self.carried += [("sum", i) for i in call.operands]
+        self.carried = self.memory.waiting.places
 
-    def run(self) -> None:
-        """The whole sweep."""
+    def rows(self) -> None:
+        """Results: cotangents of the perturbed loop variables, then of the perturbed operands."""
         block, call, frame = self.block, self.block.call, self.block.frame
-        again = forward_routines(call, values=False) if self.memory.again else []
-        block.enter([*again, *cotangent_routines(call)])
-        for i, held in zip(call.reached, block.refs.linear, strict=True):
-            frame["ct", i] = block.entered(held, call.solve.carry[i])
-        for i in call.operands:
-            frame["sum", i] = block.zeros(("sum", i))
-        steps = lax.select(block.valid, block.refs.steps[:], block.full(0))
-        total = jnp.max(steps)
-        if self.memory.again:
-            self._beyond(frame, steps, total)
-        rows = self.memory.rows
-        self._down(frame, jnp.minimum(total, rows), lambda n: block.recorded_row(self.memory, n, steps))
-        for place, held in zip(self._left(), block.refs.results, strict=True):
+        block.enter(cotangent_routines(call))
+        frame.update(self._waited(0) if block.refs.waiting else self._first())
+        steps = block.steps()
+        count = jnp.minimum(jnp.max(steps), self.memory.rows)
+        self._down(frame, count, lambda n: block.recorded_row(self.memory, n, steps))
+        left: list[Place] = [*(("ct", i) for i in call.carry), *(("sum", i) for i in call.operands)]
+        for place, held in zip(left, block.refs.results, strict=True):
             block.leave(held, frame[place])
 
-    def _left(self) -> list[Place]:
-        call = self.block.call
-        return [*(("ct", i) for i in call.carry), *(("sum", i) for i in call.operands)]
+    def beyond(self) -> None:
+        """From the last checkpoint to the first; the result is what waits in the first place."""
+        block, memory = self.block, self.memory
+        block.enter([*forward_routines(block.call, values=False), *cotangent_routines(block.call)])
+        total = jnp.max(block.steps())
+        left = jnp.maximum(total - memory.rows, 0)
+        whole = left // memory.distance
+        count = whole * memory.parts + (left - whole * memory.distance + memory.again - 1) // memory.again
+        self._wait({**block.frame, **self._first()}, count)
+        block.counting(block.frame, (0, count), (), lambda f, done: self._part(f, count - 1 - done, total))
+
+    def _first(self) -> Frame:
+        """Cotangents after the last step."""
+        block, call = self.block, self.block.call
+        found: Frame = {("sum", i): block.zeros(("sum", i)) for i in call.operands}
+        for i, held in zip(call.reached, block.refs.linear, strict=True):
+            found["ct", i] = block.entered(held, call.solve.carry[i])
+        return found
+
+    def _wait(self, frame: Frame, number: Any) -> None:
+        """Put what the sweep has so far into memory, while the steps of a part are run, which want its registers.
+
+        There are two places in turn, so that no thread holds the addresses of one throughout.
+        """
+        where = (number % WAITING, jnp.asarray(True))
+        self.block.keep(self.block.refs.waiting, self.memory.waiting, frame, where)
+
+    def _waited(self, number: Any) -> Frame:
+        return self.block.kept(self.block.refs.waiting, self.memory.waiting, number % WAITING)
 
     def _down(self, frame: Frame, count: Any, read: Any) -> None:
         """Back through the rows `count - 1` to 0."""
@@ -149,7 +173,7 @@ class Cotangent:
         """Back through the step of a row."""
         block, pieces = self.block, self.block.pieces
         back = pieces.back()
-        evaluation = block.evaluation(back, lazy=True)
+        evaluation = block.evaluation(back, late=lambda p: p[0] in LATE)
         if pieces.samples:
             block.give(evaluation, back, frame, skip=back.late)
             frame.update(block.results(evaluation, back, lambda p: p[0] == "dense"))
@@ -183,37 +207,25 @@ class Cotangent:
         for j in self.block.pieces.leaves(o):
             frame["ct value", o, j] = self.block.gather(frame, o, j, self.block.call.solve.outputs[o].leaves[j])
 
-    def _beyond(self, frame: Frame, steps: Any, total: Any) -> None:
-        """Back through the steps that have no row, from the last checkpoint to the first."""
-        memory = self.memory
-        count = (jnp.maximum(total - memory.rows, 0) + memory.distance - 1) // memory.distance
-
-        def segment(frame: Frame, done: Any) -> None:
-            number = count - 1 - done
-            start = memory.rows + number * memory.distance
-            length = jnp.minimum(total - start, memory.distance)
-            parts = (length + memory.again - 1) // memory.again
-            run = lambda f, d: self._part(f, (number, start, steps), (parts - 1 - d) * memory.again, length)  # noqa: E731
-            self.block.counting(frame, (0, parts), self.carried, run)
-
-        self.block.counting(frame, (0, count), self.carried, segment)
-
-    def _part(self, frame: Frame, at: tuple[Any, Any, Any], before: Any, length: Any) -> None:
-        """Run the steps of a part of a segment again, and go back through them."""
+    def _part(self, frame: Frame, number: Any, total: Any) -> None:
+        """Run the steps of a part again, and go back through them."""
         block, memory, state = self.block, self.memory, self.block.pieces.state
-        number, start, steps = at
-        inner = {**frame, **block.kept(block.refs.checkpoints, memory.state, number)}
-        there = lax.lt(lax.broadcast(start, (block.size,)), steps)
+        mark = number // memory.parts
+        before = (number - mark * memory.parts) * memory.again
+        inner = {**frame, **block.kept(block.refs.checkpoints, memory.state, mark)}
+        start = memory.rows + mark * memory.distance
+        there = lax.lt(lax.broadcast(start, (block.size,)), block.steps())
         inner[ALIVE] = [lax.bitwise_and(inner[ALIVE][0], there)]
-        block.counting(inner, (0, before), state, lambda f, n: block.step(f, values=False))
-        count = jnp.minimum(length - before, memory.again)
+        count = jnp.minimum(jnp.minimum(total - start, memory.distance) - before, memory.again)
 
-        def record(frame: Frame, n: Any) -> None:
+        def step(frame: Frame, n: Any) -> None:
             block.step(frame, values=False)
-            block.keep(block.refs.again, memory.row, frame, (n, jnp.asarray(True)))
+            block.keep(block.refs.again, memory.row, frame, (jnp.maximum(n - before, 0), n >= before))
 
-        block.counting(inner, (0, count), state, record)
+        block.counting(inner, (0, before + count), state, step)
+        frame.update(self._waited(number + 1))
         self._down(frame, count, lambda n: block.kept(block.refs.again, memory.row, n))
+        self._wait(frame, number)
 
 
 # ---- tangents -------------------------------------------------------------------------------------------
@@ -259,7 +271,7 @@ class Tangent:
 
     def _rows(self, frame: Frame, memory: Memory) -> None:
         block = self.block
-        steps = lax.select(block.valid, block.refs.steps[:], block.full(0))
+        steps = block.steps()
         total = jnp.max(steps)
 
         def step(frame: Frame, n: Any) -> None:

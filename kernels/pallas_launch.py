@@ -1,13 +1,16 @@
 """The launch of a Pallas kernel: its arrays, how they are cut into blocks, the interpreter where there is no GPU."""
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jax.extend.core import Primitive
+from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
 from gradsolve_backend.kernels.compat import ShapedArray
@@ -21,6 +24,13 @@ class Array:
 
     number: int
     lanes: bool = True
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A result with lanes whose elements are arrays of their own, so that a thread needs one offset for all of them."""
+
+    elements: tuple[Array, ...]
 
 
 Get = Callable[[Array], Any]  # from an array to its reference
@@ -73,6 +83,12 @@ class Launch:
         self.outputs.append((jax.ShapeDtypeStruct(shape, stored_dtype(dtype)), self._spec(shape, True, columns)))
         return Array(~(len(self.outputs) - 1))
 
+    def apart(self, size: int, dtype: Any, columns: bool = False) -> Apart | None:
+        """A further result with lanes, of so many elements. None if it is empty."""
+        given = [self.give((), dtype, columns) for _ in range(size)]
+        arrays = tuple(a for a in given if a is not None)
+        return Apart(arrays) if arrays else None
+
     def sums(self, size: int, dtype: Any) -> Array | None:
         """A further result: for each column and block one sum per element."""
         if size == 0:
@@ -96,11 +112,17 @@ class Launch:
             name=self.name,
         )(*inputs)
 
-    def __call__(self, kernel: Callable[[bool, Get], None]) -> Callable[[Array | None], Any]:
+    def __call__(self, kernel: Callable[[bool, Get], None]) -> Callable[[Array | Apart | None], Any]:
         """Launch `kernel(interpreted, references)`; a function from arrays to results."""
         self.kernel = kernel
         found = kernel_p.bind(*self.inputs, launch=self) if self.outputs else []
-        return lambda array: None if array is None else found[~array.number]
+
+        def result(array: Array | Apart | None) -> Any:
+            if isinstance(array, Apart):
+                return jnp.stack([found[~a.number] for a in array.elements], axis=-2)
+            return None if array is None else found[~array.number]
+
+        return result
 
 
 # A primitive, since each platform then has a lowering: of `jax.lax.platform_dependent`, all branches that one program
@@ -114,5 +136,29 @@ def _lowering(interpret: bool) -> Callable:
     return mlir.lower_fun(lambda *x, launch: launch.run(interpret, *x), multiple_results=True)
 
 
+def _keep_within(kernel: Any, registers: int) -> None:
+    """Tell Triton how many registers a thread of a kernel may have: its module can say so, and Pallas cannot."""
+    from jaxlib.triton import dialect  # an optional dependency: not on all platforms
+
+    config = {entry.name: entry.attr for entry in kernel.attributes["mhlo.backend_config"]}
+    code = io.BytesIO()
+    with ir.Context() as own:
+        dialect.register_dialect(own)
+        module = ir.Module.parse(config["ir"].value_bytes)
+        limit = ir.IntegerAttr.get(ir.IntegerType.get_signless(32), registers)
+        module.operation.attributes["ttg.maxnreg"] = limit
+        module.operation.write_bytecode(code)
+    with kernel.context:
+        config["ir"] = ir.StringAttr.get(code.getvalue())
+        kernel.attributes["mhlo.backend_config"] = ir.DictAttr.get(config)
+
+
+def _on_gpu(context: Any, *inputs: Any, launch: Launch) -> Any:
+    found = _lowering(interpret=False)(context, *inputs, launch=launch)
+    if launch.tuning.registers is not None:
+        _keep_within(found[0].owner, launch.tuning.registers)
+    return found
+
+
 mlir.register_lowering(kernel_p, _lowering(interpret=True))
-mlir.register_lowering(kernel_p, _lowering(interpret=False), platform="cuda")
+mlir.register_lowering(kernel_p, _on_gpu, platform="cuda")

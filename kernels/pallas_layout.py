@@ -16,11 +16,13 @@ from jax import lax
 
 from gradsolve_backend.kernels.routines import Pieces, Place
 from gradsolve_backend.kernels.solve import Call
+from gradsolve_backend.kernels.trace import inexact
 
 ROWS = 128  # of a record, where no memory was asked for
 FEWEST = 8
 CHECKPOINTS = 32  # of a record, at most
 AGAIN = 64  # rows for steps that are run again
+WAITING = 2  # places for what a reverse sweep has so far
 WORD = 31  # marks of one integer
 
 Frame: TypeAlias = dict[Place, list[Any]]  # the elements of each place, on all lanes of a block
@@ -131,6 +133,18 @@ class Memory:
         """One checkpoint."""
         return Packing(self.pieces, self.pieces.state)
 
+    @functools.cached_property
+    def waiting(self) -> Packing:
+        """What a reverse sweep has so far, cotangents and sums."""
+        call = self.pieces.call
+        return Packing(self.pieces, (*(("ct", i) for i in call.reached), *(("sum", i) for i in call.operands)))
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of a lane for what waits, the same for all derivatives of a solve."""
+        solve = self.pieces.call.solve
+        return WAITING * sum(elements(a) * a.dtype.itemsize for a in (*solve.carry, *solve.operands) if inexact(a))
+
     @property
     def max_steps(self) -> int:
         """Bound on the number of steps; there is no record without one."""
@@ -145,7 +159,7 @@ class Memory:
             return min(ROWS, most), AGAIN if most > ROWS else 0
         if memory >= INT.itemsize + most * self.row.bytes:
             return most, 0
-        fixed = INT.itemsize + CHECKPOINTS * self.state.bytes
+        fixed = INT.itemsize + CHECKPOINTS * self.state.bytes + self.waiting_bytes
         count = (memory - fixed) // self.row.bytes
         if count < FEWEST:
             raise ValueError(
@@ -177,6 +191,11 @@ class Memory:
         return max(-(-left // CHECKPOINTS), 2 * self.again, 1)
 
     @property
+    def parts(self) -> int:
+        """Times that steps are run again between two checkpoints."""
+        return -(-self.distance // self.again)
+
+    @property
     def checkpoints(self) -> int:
         """Checkpoints of the longest solve."""
         return -(-(self.max_steps - self.rows) // self.distance) if self.again else 0
@@ -185,7 +204,8 @@ class Memory:
     def bytes(self) -> int:
         """Bytes per lane of the record, and of what its reverse sweep holds beside it."""
         rows = (self.rows + self.again) * self.row.bytes
-        return INT.itemsize + rows + self.checkpoints * self.state.bytes
+        waiting = self.waiting_bytes if self.again else 0
+        return INT.itemsize + rows + self.checkpoints * self.state.bytes + waiting
 
 
 def record_avals(call: Call) -> list[tuple[jax.ShapeDtypeStruct, int]]:

@@ -5,7 +5,7 @@ until its own lanes have ended. Row `n` of a record is the `n`-th step of each l
 there, as it has ended or its block had fewer steps, has a row without effect.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from gradsolve_backend.kernels import cuts
+from gradsolve_backend.kernels.pallas_again import Again
 from gradsolve_backend.kernels.pallas_layout import (
     INT,
     Frame,
@@ -36,7 +37,8 @@ COUNT: Place = ("steps",)  # of the block, a number
 class Held:
     """An array of a kernel: the reference, and which axes it has in front of those of its elements.
 
-    With `lanes` its last axis is that of lanes; without, an axis of size one comes before the elements.
+    With `lanes` its last axis is that of lanes; without, an axis of size one comes before the elements. A result with
+    lanes is a list of references, one for each element.
     """
 
     ref: Any
@@ -57,6 +59,7 @@ class Refs:
     rows: Mapping[Any, Any] = field(default_factory=dict)
     checkpoints: Mapping[Any, Any] = field(default_factory=dict)
     again: Mapping[Any, Any] = field(default_factory=dict)
+    waiting: Mapping[Any, Any] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -102,7 +105,7 @@ class Block:
             return
         for k, x in enumerate(values):
             if held.lanes:
-                held.ref[k, :] = x.astype(stored_dtype(x.dtype))
+                held.ref[k][:] = x.astype(stored_dtype(x.dtype))
             else:
                 held.ref[0, k] = jnp.sum(lax.select(self.valid, x, lax.full_like(x, 0)))
 
@@ -123,24 +126,31 @@ class Block:
 
     # ---- routines
 
-    def evaluation(self, routine: Routine, lazy: bool = False) -> Evaluation:
-        """A routine that has been given its constants and nothing else."""
+    def evaluation(self, routine: Routine, late: Callable[[Place], bool] | None = None) -> Evaluation:
+        """A routine that has been given its constants and nothing else; `late`: the places of a reverse sweep."""
         closed = routine.program.jaxpr
         stored = cuts.cuts(closed.jaxpr) if self.stored else frozenset()
-        evaluation = Evaluation(closed.jaxpr, self.size, not self.stored, stored, lazy)
+        again = None
+        if late is not None:
+            again = Again(closed.jaxpr, [v for p, own in self._inputs(routine) if late(p) for v in own])
+        evaluation = Evaluation(closed.jaxpr, self.size, not self.stored, stored, late is not None, again)
         constants = zip(closed.jaxpr.constvars, closed.consts, strict=True)
         evaluation.give({v: self._constant(c) for v, c in constants})
         return evaluation
+
+    def _inputs(self, routine: Routine) -> Iterator[tuple[Place, list[Any]]]:
+        """The places that a routine reads, and the variables of each."""
+        program, variables = routine.program, iter(routine.program.jaxpr.jaxpr.invars)
+        for place, is_table, aval in zip(routine.reads, program.tables, program.in_avals, strict=True):
+            yield place, [next(variables) for _ in range(1 if is_table else elements(aval))]
 
     def _constant(self, value: Any) -> Any:
         return Table(self.refs.constants[id(value)], value.size) if jnp.ndim(value) else value
 
     def give(self, evaluation: Evaluation, routine: Routine, frame: Frame, skip: Iterable[Place] = ()) -> None:
         """Give a routine the places that it reads, but for some."""
-        variables = iter(routine.program.jaxpr.jaxpr.invars)
-        program, values = routine.program, {}
-        for place, is_table, aval in zip(routine.reads, program.tables, program.in_avals, strict=True):
-            own = [next(variables) for _ in range(1 if is_table else elements(aval))]
+        values: dict[Any, Any] = {}
+        for (place, own), is_table in zip(self._inputs(routine), routine.program.tables, strict=True):
             if place not in skip:
                 values |= zip(own, [self.tables[place[1]]] if is_table else frame[place], strict=True)
         evaluation.give(values)
@@ -280,6 +290,10 @@ class Block:
             self.counting(frame, (jnp.min(first), self.call.solve.outputs[o].slots), (), clear)
 
     # ---- rows and checkpoints
+
+    def steps(self) -> Any:
+        """The steps that each lane's block took."""
+        return lax.select(self.valid, self.refs.steps[:], self.full(0))
 
     def keep(self, refs: Mapping[Any, Any], packing: Packing, frame: Frame, where: tuple[Any, Any]) -> None:
         """Write places at `where = (index, condition)`; if that is not met, nothing.

@@ -5,7 +5,7 @@ column axis. A program of the grid is a block of lanes and a column.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,12 @@ import jax.numpy as jnp
 
 from gradsolve_backend.kernels import pallas_kernels as kernels
 from gradsolve_backend.kernels.lanes import column, spread
+from gradsolve_backend.kernels.levels import Layout
 from gradsolve_backend.kernels.loops import outcome
-from gradsolve_backend.kernels.pallas_launch import Array, Get, Launch
-from gradsolve_backend.kernels.pallas_layout import INT, Memory, Packing, elements, record_avals
+from gradsolve_backend.kernels.pallas_launch import Apart, Array, Get, Launch
+from gradsolve_backend.kernels.pallas_layout import INT, WAITING, Memory, Packing, elements, record_avals
 from gradsolve_backend.kernels.pallas_loops import Block, Held, Refs
-from gradsolve_backend.kernels.pallas_tuning import tuning
-from gradsolve_backend.kernels.replay import Layout, primal_count
+from gradsolve_backend.kernels.pallas_tuning import Tuning, forward_tuning, tangent_tuning
 from gradsolve_backend.kernels.routines import Pieces, Routine
 from gradsolve_backend.kernels.solve import Call
 
@@ -45,8 +45,19 @@ def _tables(launch: Launch, routines: Sequence[Routine]) -> dict[Any, Array | No
     return found
 
 
-def _held(get: Get, arrays: Sequence[Array | None]) -> list[Held | None]:
-    return [None if a is None else Held(get(a), a.lanes) for a in arrays]
+def _held(get: Get, arrays: Iterable[Array | Apart | None]) -> list[Held | None]:
+    def held(array: Array | Apart) -> Held:
+        if isinstance(array, Apart):
+            return Held([get(a) for a in array.elements], True)
+        return Held(get(array), array.lanes)
+
+    return [None if a is None else held(a) for a in arrays]
+
+
+def _saved(get: Get, arrays: Mapping[tuple[int, int], Array | None]) -> dict[tuple[int, int], Held]:
+    """The values of outputs that there are, or what belongs to them."""
+    held = zip(arrays, _held(get, arrays.values()), strict=True)
+    return {key: x for key, x in held if x is not None}
 
 
 def _referred(get: Get, arrays: dict[Any, Array | None]) -> dict[Any, Any]:
@@ -67,13 +78,14 @@ def forward(call: Call, *inputs: Any) -> list[Any]:
     solve, sizes = call.solve, call.sizes
     lanes = math.prod(sizes)
     routines = kernels.forward_routines(call)
-    launch = Launch("gradsolve_record" if call.record else "gradsolve_forward", lanes, 1, tuning(call, routines))
+    name = "gradsolve_record" if call.record else "gradsolve_forward"
+    launch = Launch(name, lanes, 1, forward_tuning(call, lanes))
     if not lanes:
         return [jnp.zeros(a.shape, a.dtype) for a in (*outcome(call), *(a for a, _ in call.recorded))]
     given = [_entered(launch, x, column(call.axes, i), sizes) for i, x in enumerate(inputs)]
     constants = _tables(launch, routines)
     ended = [*solve.carry, *[jax.ShapeDtypeStruct((), INT)] * (2 * len(solve.outputs))]
-    results = [launch.give((elements(a),), a.dtype) for a in ended]
+    results = [launch.apart(elements(a), a.dtype) for a in ended]
     saved = {
         (o, j): launch.give((x.slots, elements(a)), a.dtype)
         for o, x in enumerate(solve.outputs)
@@ -90,7 +102,7 @@ def forward(call: Call, *inputs: Any) -> list[Any]:
             carry=_held(get, given[: solve.size]),
             operands=_held(get, given[solve.size :]),
             constants=_referred(get, constants),
-            saved={key: Held(get(a), True) for key, a in saved.items() if a is not None},
+            saved=_saved(get, saved),
             results=_held(get, results),
             steps=None if steps is None else get(steps),
             rows=_referred(get, rows),
@@ -140,14 +152,13 @@ class Linear:
     call: Call
     inputs: Sequence[Any]
     routines: Sequence[Routine]
+    tuning: Tuning = Tuning()
 
     def __post_init__(self) -> None:
-        self.first = primal_count(self.call)
-        self.layout = Layout(self.call, self.first)
-        own, columns = self.layout.own, self.layout.columns
-        self.lane_sizes, self.column_sizes = self.layout.sizes(own), self.layout.sizes(columns)
+        self.layout = Layout.of(self.call)
+        self.lane_sizes, self.column_sizes = self.layout.lane_sizes, self.layout.column_sizes
         self.lanes, self.columns = math.prod(self.lane_sizes), math.prod(self.column_sizes)
-        self.launch = Launch(self.name, self.lanes, self.columns, tuning(self.call, self.routines))
+        self.launch = Launch(self.name, self.lanes, self.columns, self.tuning)
         self.memory = Memory(Pieces(self.call)) if self.call.record else None
 
     def primal(self) -> dict[str, Any]:
@@ -175,8 +186,7 @@ class Linear:
         return found
 
     def _recorded(self, i: int, offset: int) -> Any:
-        has = [self.call.axes[level][i] for level in self.layout.own]  # no record has the axis of a column
-        x = spread(self.inputs[i], has, self.lane_sizes, offset)
+        x = self.layout.recorded(self.inputs[i], i, offset)
         return x.reshape((*x.shape[:offset], self.lanes))
 
     def linear(self, i: int, slots: bool = False) -> Array | None:
@@ -209,75 +219,92 @@ class Linear:
             **more,
         )
 
-    def left(self, x: Any, own: bool, position: int) -> Any:
-        """A result `(*columns, *lanes, ...)`, or one without lanes, as the call wants it."""
-        return self.layout.left(x, [own] * len(self.lane_sizes), column(self.call.keep, position))
-
     @property
     def sizes(self) -> tuple[int, ...]:
         """Columns, then levels of lanes."""
         return (self.columns, *self.lane_sizes)
 
-    def shaped(self, x: Any) -> Any:
-        """The first axis, of all columns, as those of the levels."""
-        return x.reshape((*self.column_sizes, *x.shape[1:]))
+    def left(self, x: Any, own: bool, position: int) -> Any:
+        """A result `(columns, *lanes, ...)`, or one without lanes, as the call wants it."""
+        return self.layout.result(x.reshape((*self.column_sizes, *x.shape[1:])), own, position)
 
 
 def tangent(call: Call, *inputs: Any) -> list[Any]:
     """As `gradsolve_backend.kernels.replay.tangent`."""
     solve, rows = call.solve, call.replace(record=True)
     routines = [*kernels.forward_routines(rows, values=False), *kernels.tangent_routines(rows)]
-    linear = Linear("gradsolve_tangent", call, inputs, routines)
+    linear = Linear("gradsolve_tangent", call, inputs, routines, tangent_tuning(rows))
     launch, primal, record = linear.launch, linear.primal(), linear.record()
-    given = [linear.linear(i) for i in range(linear.first, len(inputs))]
-    results = [launch.give((elements(solve.carry[i]),), solve.carry[i].dtype, columns=True) for i in call.reached]
+    given = [linear.linear(i) for i in range(linear.layout.primal, len(inputs))]
+    reached = [solve.carry[i] for i in call.reached]
+    results = [launch.apart(elements(a), a.dtype, columns=True) for a in reached]
     leaves = [(o, j) for o in range(len(solve.outputs)) for j in Pieces(call).leaves(o)]
-    aval = lambda o, j: solve.outputs[o].leaves[j]  # noqa: E731
+    leaf = lambda o, j: solve.outputs[o].leaves[j]  # noqa: E731
     saved = {
-        (o, j): launch.give((solve.outputs[o].slots, elements(aval(o, j))), aval(o, j).dtype, columns=True)
+        (o, j): launch.give((solve.outputs[o].slots, elements(leaf(o, j))), leaf(o, j).dtype, columns=True)
         for o, j in leaves
     }
 
     def kernel(stored: bool, get: Get) -> None:
-        written = {key: Held(get(a), True) for key, a in saved.items() if a is not None}
-        more = {"linear": _held(get, given), "results": _held(get, results), "saved": written}
+        more = {"linear": _held(get, given), "results": _held(get, results), "saved": _saved(get, saved)}
         refs = linear.refs(get, primal, record, **more)
         kernels.Tangent(Block(rows, refs, launch.tuning.block, linear.lanes, stored), linear.memory).run()
 
     found = launch(kernel)
     out = []
-    for a, i in zip(results, call.reached, strict=True):
-        out.append(_left_slots(found(a), linear.sizes, solve.carry[i].shape, solve.carry[i].dtype, 1))
+    for a, aval in zip(results, reached, strict=True):
+        out.append(_left_slots(found(a), linear.sizes, aval.shape, aval.dtype, 1))
     for (o, j), a in saved.items():
-        shape = (solve.outputs[o].slots, *aval(o, j).shape)
-        out.append(_left_slots(found(a), linear.sizes, shape, aval(o, j).dtype, 1))
-    return [linear.left(linear.shaped(x), True, i) for i, x in enumerate(out)]
+        shape = (solve.outputs[o].slots, *leaf(o, j).shape)
+        out.append(_left_slots(found(a), linear.sizes, shape, leaf(o, j).dtype, 1))
+    return [linear.left(x, True, i) for i, x in enumerate(out)]
+
+
+def _cotangents(linear: Linear) -> tuple[list[Array | None], dict[tuple[int, int], Array | None]]:
+    """The cotangents of the reached loop variables, and those of the values of the outputs."""
+    call, count = linear.call, len(linear.call.reached)
+    cts = [linear.linear(linear.layout.primal + n) for n in range(count)]
+    leaves = [(o, j) for o in range(len(call.solve.outputs)) for j in Pieces(call).leaves(o)]
+    return cts, {key: linear.linear(linear.layout.primal + n, slots=True) for n, key in enumerate(leaves, count)}
+
+
+def _again(call: Call, inputs: Sequence[Any]) -> dict[Any, Any]:
+    """What the reverse sweep has once it comes to the rows, from the steps that have none; empty if all have one."""
+    memory = Memory(Pieces(call))
+    if not memory.again:
+        return {}
+    routines = [*kernels.forward_routines(call, values=False), *kernels.cotangent_routines(call)]
+    linear = Linear("gradsolve_again", call, inputs, routines)
+    primal, record, (cts, saved) = linear.primal(), linear.record(), _cotangents(linear)
+    again = _memory(linear.launch, memory.row, memory.again, columns=True)
+    waiting = _memory(linear.launch, memory.waiting, WAITING, columns=True)
+
+    def kernel(stored: bool, get: Get) -> None:
+        scratch = {"again": _referred(get, again), "waiting": _referred(get, waiting)}
+        refs = linear.refs(get, primal, record, linear=_held(get, cts), saved=_saved(get, saved), **scratch)
+        kernels.Cotangent(Block(call, refs, linear.launch.tuning.block, linear.lanes, stored)).beyond()
+
+    found = linear.launch(kernel)
+    return {key: found(a) for key, a in waiting.items()}
 
 
 def cotangent(call: Call, *inputs: Any) -> list[Any]:
     """As `gradsolve_backend.kernels.replay.cotangent`."""
-    solve = call.solve
-    again = kernels.forward_routines(call, values=False) if Memory(Pieces(call)).again else []
-    linear = Linear("gradsolve_cotangent", call, inputs, [*again, *kernels.cotangent_routines(call)])
-    launch, primal, record = linear.launch, linear.primal(), linear.record()
-    numbers = iter(range(linear.first, len(inputs)))
-    cts = [linear.linear(next(numbers)) for _ in call.reached]
-    leaves = [(o, j) for o in range(len(solve.outputs)) for j in Pieces(call).leaves(o)]
-    saved = {key: linear.linear(next(numbers), slots=True) for key in leaves}
+    solve, before = call.solve, _again(call, inputs)
+    linear = Linear("gradsolve_cotangent", call, inputs, kernels.cotangent_routines(call))
+    launch, primal, record, (cts, saved) = linear.launch, linear.primal(), linear.record(), _cotangents(linear)
+    waiting = {key: launch.take(x, columns=True) for key, x in before.items()}
     avals = [*(solve.carry[i] for i in call.carry), *(solve.operands[i] for i in call.operands)]
     own = [j < len(call.carry) or linear.layout.apart(j) for j in range(len(avals))]
     results = [
-        launch.give((elements(a),), a.dtype, columns=True) if lanes else launch.sums(elements(a), a.dtype)
+        launch.apart(elements(a), a.dtype, columns=True) if lanes else launch.sums(elements(a), a.dtype)
         for a, lanes in zip(avals, own, strict=True)
     ]
-    assert linear.memory is not None
-    scratch = _memory(launch, linear.memory.row, linear.memory.again, columns=True)
 
     def kernel(stored: bool, get: Get) -> None:
-        read = {key: Held(get(a), a.lanes) for key, a in saved.items() if a is not None}
-        more = {"linear": _held(get, cts), "results": _held(get, results), "saved": read}
-        refs = linear.refs(get, primal, record, again=_referred(get, scratch), **more)
-        kernels.Cotangent(Block(call, refs, launch.tuning.block, linear.lanes, stored)).run()
+        more = {"linear": _held(get, cts), "results": _held(get, results), "saved": _saved(get, saved)}
+        refs = linear.refs(get, primal, record, waiting=_referred(get, waiting), **more)
+        kernels.Cotangent(Block(call, refs, launch.tuning.block, linear.lanes, stored)).rows()
 
     found = launch(kernel)
     out = []
@@ -287,5 +314,5 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
         else:
             sums = jnp.zeros((linear.columns, 1, *aval.shape), aval.dtype) if a is None else found(a)
             x = jnp.sum(sums, axis=1).reshape((linear.columns, *aval.shape))
-        out.append(linear.left(linear.shaped(x), lanes, j))
+        out.append(linear.left(x, lanes, j))
     return out

@@ -14,7 +14,9 @@ from jax import lax
 from jax.experimental.pallas import triton as plt
 
 from gradsolve_backend.kernels.compat import Literal
+from gradsolve_backend.kernels.pallas_again import Again
 from gradsolve_backend.kernels.pallas_divide import quotient, root
+from gradsolve_backend.kernels.pallas_order import in_order, read, users
 from gradsolve_backend.kernels.pallas_power import power, takes_power
 from gradsolve_backend.kernels.scalar import SHARED
 
@@ -181,7 +183,7 @@ class Evaluation:
     The order of the equations decides how many values are alive at once. Forwards, what a new value completes comes
     right after it: a sum of stages grows as the stages become known, and takes one register instead of one for each of
     its terms. Backwards (`lazy`), a value is made when it is first read: a stage's sum of cotangents is when the sweep
-    comes to that stage, and not for all stages before it at once.
+    comes to that stage, and not for all stages before it at once; some are made again.
     """
 
     jaxpr: Any
@@ -189,33 +191,27 @@ class Evaluation:
     native: bool = False
     stored: frozenset[Any] = frozenset()  # variables that XLA is told to keep, in interpret mode
     lazy: bool = False
+    again: Again | None = None
     values: dict[Any, Any] = field(default_factory=dict)
     waiting: list[Any] = field(init=False)
 
     def __post_init__(self) -> None:
         self.waiting = list(self.jaxpr.eqns)
         self.makers = {v: equation for equation in self.waiting for v in equation.outvars}
-        self.users: dict[Any, list[Any]] = {}
-        for equation in self.waiting:
-            for v in dict.fromkeys(v for v in equation.invars if not isinstance(v, Literal)):
-                self.users.setdefault(v, []).append(equation)
+        self.users = users(self.jaxpr)
 
     def give(self, values: Mapping[Any, Any]) -> None:
         """Further inputs."""
         self.values.update(values)
         if self.lazy:
             return
-        for equation in self.waiting:
-            stack = [equation]
-            while stack:
-                one = stack.pop()
-                if one.outvars[0] not in self.values and not self._lacking(one):
-                    self._apply(one)
-                    stack += reversed([u for v in one.outvars for u in self.users.get(v, ())])
+        ready = lambda e: e.outvars[0] not in self.values and not self._lacking(e)  # noqa: E731
+        for equation in in_order(self.waiting, self.users, ready):
+            self._apply(equation)
         self.waiting = [e for e in self.waiting if e.outvars[0] not in self.values]
 
     def _lacking(self, equation: Any) -> list[Any]:
-        return [v for v in equation.invars if not isinstance(v, Literal) and v not in self.values]
+        return [v for v in read(equation) if v not in self.values]
 
     def read(self, atom: Any) -> Any:
         """The value of a variable or literal, on all lanes."""
@@ -242,9 +238,14 @@ class Evaluation:
         return lax.full((self.block,), value, np.dtype(aval.dtype))
 
     def _apply(self, equation: Any) -> None:
-        found = self._found(equation, [self._known(v) for v in equation.invars])
+        found = self._found(equation, [self._input(equation, v) for v in equation.invars])
         for v, x in zip(equation.outvars, found, strict=True):
             self.values[v] = lax.optimization_barrier(x) if v in self.stored else x
+
+    def _input(self, equation: Any, atom: Any) -> Any:
+        if self.again is not None and (equation, atom) in self.again:
+            return self.again.value(atom, self._known)
+        return self._known(atom)
 
     def _found(self, equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
         name, params = equation.primitive.name, equation.params

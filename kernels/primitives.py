@@ -17,9 +17,9 @@ from gradsolve_backend.hooks import announce
 from gradsolve_backend.kernels.compat import ShapedArray
 from gradsolve_backend.kernels.forms import takes_scalar
 from gradsolve_backend.kernels.lanes import varying
+from gradsolve_backend.kernels.levels import primal_count
 from gradsolve_backend.kernels.loops import checkpoint_avals, outcome
 from gradsolve_backend.kernels.lowering import local
-from gradsolve_backend.kernels.replay import primal_count
 from gradsolve_backend.kernels.second import aligned, derivative, fast, record_axes, slow
 from gradsolve_backend.kernels.solve import Call
 from gradsolve_backend.kernels.trace import inexact

@@ -5,7 +5,6 @@ may have the axes of further levels, columns, that no primal value has: those ar
 share one evaluation of the step.
 """
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +14,8 @@ import jax.numpy as jnp
 
 from gradsolve_backend.kernels.evaluate import AbstractLanes
 from gradsolve_backend.kernels.forms import takes_scalar
-from gradsolve_backend.kernels.lanes import column, reorder, select, spread, take, total, widened
+from gradsolve_backend.kernels.lanes import column, select, take, widened
+from gradsolve_backend.kernels.levels import Layout, primal_count
 from gradsolve_backend.kernels.loops import (
     Progress,
     Row,
@@ -39,59 +39,10 @@ from gradsolve_backend.kernels.loops import (
 from gradsolve_backend.kernels.solve import Call
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the levels of a call divide into those of its trajectories and columns, and what its inputs are."""
-
-    call: Call
-    primal: int  # number of primal inputs
-
-    @functools.cached_property
-    def own(self) -> tuple[int, ...]:
-        """Levels at which some primal input has an axis."""
-        return tuple(i for i, level in enumerate(self.call.axes) if any(level[: self.primal]))
-
-    @functools.cached_property
-    def columns(self) -> tuple[int, ...]:
-        """The other levels."""
-        return tuple(i for i in range(len(self.call.sizes)) if i not in self.own)
-
-    def apart(self, position: int) -> bool:
-        """Whether the output at a position of a cotangent, that of an operand, is wanted for some lanes apart."""
-        call = self.call
-        index = call.solve.size + call.operands[position - len(call.carry)]
-        wanted, has = column(call.keep, position), column(call.axes, index)
-        return any(wanted[i] or has[i] for i in self.own)
-
-    def sizes(self, levels: Sequence[int]) -> tuple[int, ...]:
-        """Sizes of some levels."""
-        return tuple(self.call.sizes[i] for i in levels)
-
-    def entered(self, x: Any, index: int) -> tuple[Any, list[bool], list[bool]]:
-        """A linear input with its column axes in front; which column and own levels it has."""
-        has = column(self.call.axes, index)
-        present = [i for i, h in enumerate(has) if h]
-        order = [present.index(i) for i in (*self.columns, *self.own) if has[i]]
-        return reorder(x, order), [has[i] for i in self.columns], [has[i] for i in self.own]
-
-    def full(self, x: Any, index: int) -> Any:
-        """A linear input with every axis, columns in front."""
-        x, columns, own = self.entered(x, index)
-        return spread(x, [*columns, *own], self.sizes((*self.columns, *self.own)))
-
-    def left(self, x: Any, own: Sequence[bool], wanted: Sequence[bool]) -> Any:
-        """An output that has all columns and these own levels, in the order of levels, summed to the wanted ones."""
-        present = [*self.columns, *(i for i, h in zip(self.own, own, strict=True) if h)]
-        x = reorder(x, sorted(range(len(present)), key=present.__getitem__))
-        has = [i in present for i in range(len(wanted))]
-        x = total(x, has, wanted)
-        return widened(x, has, wanted, self.call.sizes)
-
-
 def _lanes(layout: Layout, inputs: Sequence[Any], wanted: Sequence[Sequence[bool]], scalar: bool) -> AbstractLanes:
     """The lanes of the primal inputs; a perturbed operand has at least the own levels that `wanted` names."""
     call, solve = layout.call, layout.call.solve
-    sizes = layout.sizes(layout.own)
+    sizes = layout.lane_sizes
     operands = list(inputs[solve.size : solve.size + len(solve.operands)])
     flags = [[call.axes[i][solve.size + j] for i in layout.own] for j in range(len(operands))]
     for index, want in zip(call.operands, wanted, strict=True):
@@ -110,11 +61,6 @@ def sheltering(call: Call, lanes: AbstractLanes, step: Step) -> bool:
 def sheltered(call: Call, lanes: AbstractLanes, step: Step) -> AbstractLanes:
     """The lanes in which a step is differentiated."""
     return lanes.shelter(step.kept) if sheltering(call, lanes, step) else lanes
-
-
-def primal_count(call: Call) -> int:
-    """Number of primal inputs of the linear maps: loop variables, operands, record."""
-    return call.solve.size + len(call.solve.operands) + len(call.recorded)
 
 
 @dataclass(frozen=True)
@@ -151,7 +97,7 @@ def tangent(call: Call, *inputs: Any) -> list[Any]:
     Linear inputs: tangents of the loop variables `call.carry` and of the operands `call.operands`.
     """
     solve, first = call.solve, primal_count(call)
-    layout = Layout(call, first)
+    layout = Layout.of(call)
     own = [[call.axes[i][first + len(call.carry) + j] for i in layout.own] for j in range(len(call.operands))]
     lanes = _lanes(layout, inputs, own, takes_scalar(call, "push"))
     sizes, columns = layout.sizes((*layout.columns, *layout.own)), len(layout.columns)
@@ -174,8 +120,7 @@ def tangent(call: Call, *inputs: Any) -> list[Any]:
     out = [lanes.leave(x, solve.carry[i], sizes) for i, x in zip(call.reached, d, strict=True)]
     for o, buffer in zip(solve.outputs, saved, strict=True):
         out += [lanes.leave(x, a, (*sizes, o.slots)) for x, a in zip(buffer, call.saved(o), strict=True)]
-    every = [True] * len(layout.own)
-    return [layout.left(x, every, column(call.keep, i)) for i, x in enumerate(out)]
+    return [layout.result(x, True, i) for i, x in enumerate(out)]
 
 
 def _carry(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) -> list[Any]:
@@ -332,8 +277,7 @@ def _recorded(layout: Layout, lanes: AbstractLanes, inputs: Sequence[Any]) -> tu
     """Where a sweep starts, and the rows of the record: at the end if they are all of the solve, else at the start."""
     call = layout.call
     first = call.solve.size + len(call.solve.operands)
-    has = lambda i: [call.axes[level][i] for level in layout.own]  # noqa: E731
-    arrays = [spread(inputs[i], has(i), lanes.sizes, offset=1) for i in range(first + 1, layout.primal)]
+    arrays = [layout.recorded(inputs[i], i, 1) for i in range(first + 1, layout.primal)]
     steps, p = inputs[first], start(lanes, _carry(layout, lanes, inputs))
     short = steps <= call.solve.segment
     p = p._replace(n=jnp.where(short, steps, 0), alive=p.alive & ~short)
@@ -366,11 +310,11 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
 
     Linear inputs: cotangents of the reached loop variables after the last step, and of the outputs.
     """
-    solve, layout = call.solve, Layout(call, primal_count(call))
+    solve, layout = call.solve, Layout.of(call)
     given = len(call.carry)
     own = [[call.keep[i][given + j] for i in layout.own] for j in range(len(call.operands))]
     lanes = _lanes(layout, inputs, own, call.scalar)
-    sizes = layout.sizes(layout.columns)
+    sizes = layout.column_sizes
     ct, saved = _cotangents_in(layout, lanes, inputs)
     at, rows = _recorded(layout, lanes, inputs)
     marks = reserve(solve.checkpoints, [*at.carry, *jax.tree.leaves(at.cursors)])
@@ -394,9 +338,9 @@ def cotangent(call: Call, *inputs: Any) -> list[Any]:
     swept = Sweep(jnp.int32(0), jnp.asarray(True), at, marks, rows, ct, sums)
     swept = jax.lax.while_loop(lambda s: s.number >= 0, body, swept)
     ct, sums = swept.ct, swept.sums
-    full, every = sizes + lanes.sizes, [True] * len(layout.own)
+    full = sizes + lanes.sizes
     found = {i: lanes.leave(x, solve.carry[i], full) for i, x in zip(call.reached, ct, strict=True)}
-    out = [layout.left(found[i], every, column(call.keep, j)) for j, i in enumerate(call.carry)]
+    out = [layout.result(found[i], True, j) for j, i in enumerate(call.carry)]
     for j, (i, x) in enumerate(zip(call.operands, sums, strict=True)):
         x = lanes.operand_leave(x, sizes, i)
         out.append(layout.left(x, lanes.operand_flags(i), column(call.keep, given + j)))
