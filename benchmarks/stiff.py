@@ -1,4 +1,4 @@
-"""Rodas5P and Kvaerno5 on GradSolve's backend `llvm` against stock Kvaerno5, gradsolve and diffsol-jax, side by side in one process.
+"""Stiff systems on GradSolve's backend `llvm`, by stock Diffrax, gradsolve and diffsol-jax, side by side.
 
     python benchmarks/stiff.py                       everything
     python benchmarks/stiff.py --only "64, 1e-06"    one case

@@ -7,7 +7,7 @@ function of its own, with its arguments in the frame and its results where `%row
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -48,6 +48,14 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class Certain:
+    """A mark that holds in all lanes."""
+
+
+Source: TypeAlias = Element | Whole | Certain
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """Where an output of a program goes; `replaced`: the program reads what lies there."""
 
@@ -83,7 +91,8 @@ class Writer:
     def write(self, routine: Routine) -> list[list[str]]:
         """The functions of a routine, by part: what depends on operands only, the early part, the rest."""
         program, read = routine.program, set(routine.reads)
-        sources, late = {}, set()
+        sources: dict[Any, Source] = {}
+        late: set[Any] = set()
         variables = iter(program.jaxpr.jaxpr.invars)
         for place, whole, aval in zip(routine.reads, program.tables, program.in_avals, strict=True):
             if whole:
@@ -91,7 +100,7 @@ class Writer:
                 continue
             own = [next(variables) for _ in range(aval.size)]
             certain = place in routine.some and place in self.uniform
-            sources |= {v: True if certain else self.element(place, i) for i, v in enumerate(own)}
+            sources |= {v: Certain() if certain else self.element(place, i) for i, v in enumerate(own)}
             late |= set(own) if place in routine.late else set()
         outputs, results = iter(program.jaxpr.jaxpr.outvars), []
         for place, aval in zip(routine.writes, program.out_avals, strict=True):
@@ -126,7 +135,7 @@ class Cut:
     writer: Writer
     name: str
     program: ScalarProgram
-    sources: dict[Any, Element | Whole | bool]
+    sources: dict[Any, Source]
     results: list[Result]
     parts: list[list[Instruction]]
     late: set[Any]
@@ -187,7 +196,7 @@ class Cut:
         columns = list(zip(*(one.inputs for one in calls), strict=True))
         places = iter(self.writer.layout.strip(len(columns)))
         arguments: list[Element | None] = []
-        sources: dict[Any, Element | Whole] = {}
+        sources: dict[Any, Source] = {}
         variables: list[Any] = program.jaxpr.jaxpr.invars
         for v, column in zip(variables, columns, strict=True):
             known = None if isinstance(column[0], Literal) else self.sources.get(column[0])
@@ -217,7 +226,7 @@ class Function:
 
     cut: Cut
     known: dict[Any, Value | Table] = field(default_factory=dict)
-    numbers: dict[Any, Value | Table] = field(default_factory=dict)  # values for one lane
+    numbers: dict[Any, Any] = field(default_factory=dict)  # values for one lane
 
     def write(self, name: str, chunk: Sequence[Instruction], results: Sequence[Result]) -> None:
         """Write the function."""
@@ -273,7 +282,7 @@ class Function:
         if source is None:
             closed = self.cut.program.jaxpr
             return constant(body, closed.consts[closed.jaxpr.constvars.index(v)])
-        if source is True:
+        if isinstance(source, Certain):
             return body.splat(True, BOOL)
         if isinstance(source, Element):
             load = body.load_one if source.single else body.load

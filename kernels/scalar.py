@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Literal, Primitive  # pyright: ignore[reportPrivateImportUsage]
 from jax.interpreters import partial_eval
 
 from gradsolve_backend.kernels import scalar_dense, scalar_index, scalar_lapack, scalar_rules
@@ -119,12 +119,12 @@ def scalarise(
     if sum(node.op.name != RESULT for node in live(results)) > limit:  # before they are traced, which takes longer
         raise NoScalarForm(f"the scalar program has more than {limit} equations, which is the limit")
     program, tables = emitted(graph, results, avals)
-    calls = tuple({e.params["program"]: None for e in program.jaxpr.eqns if e.primitive is shared_p})
-    equations = _written(program.jaxpr) + sum(inner.equations for inner in calls)
+    called = tuple({e.params["program"]: None for e in program.jaxpr.eqns if e.primitive is shared_p})
+    equations = _written(program.jaxpr) + sum(inner.equations for inner in called)
     if equations > limit:
         raise NoScalarForm(f"the scalar program has {equations} equations and the limit is {limit}")
     structs = [tuple(_struct(v.aval) for v in vs) for vs in (closed.jaxpr.invars, closed.jaxpr.outvars)]
-    return ScalarProgram(program, tables, equations, calls, *structs)
+    return ScalarProgram(program, tables, equations, called, *structs)
 
 
 def _written(jaxpr: Any) -> int:
@@ -235,7 +235,8 @@ def _call(graph: Graph, equation: Any, *values: Value) -> list[Value]:
     if program is None:
         return _evaluate_inner(graph, inner, values)
     operands = [atom for value in values for atom in atoms(value).reshape(-1).tolist()]
-    dtypes = [v.aval.dtype for v in program.jaxpr.jaxpr.outvars]
+    avals: list[Any] = [v.aval for v in program.jaxpr.jaxpr.outvars]
+    dtypes = [aval.dtype for aval in avals]
     results = iter(graph.several(SHARED, {"program": program}, operands, dtypes, shared_p))
     return [pack([next(results) for _ in range(size_of(aval))], aval.shape, aval.dtype) for aval in program.out_avals]
 
