@@ -3,9 +3,10 @@
 import functools
 import sys
 
+from gradsolve_backend.kernels.llvm_arrays import Array
 from gradsolve_backend.kernels.llvm_flow import Number, arithmetic, compare, counting, during, larger, smaller, when
 from gradsolve_backend.kernels.llvm_ir import Body
-from gradsolve_backend.kernels.llvm_loops import AGAIN, INT, MARKS, Array, Frame, Kernel, record_bytes
+from gradsolve_backend.kernels.llvm_loops import AGAIN, INT, MARKS, Frame, Kernel, record_bytes
 
 HUGE_PAGES = sys.platform == "linux"
 _PAGE, _ADVICE = 2 << 20, 14  # bytes of a huge page; MADV_HUGEPAGE

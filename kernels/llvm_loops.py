@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gradsolve_backend.kernels.llvm_arrays import Array, Arrays
 from gradsolve_backend.kernels.llvm_flow import Number, arithmetic, compare, counting, during, smaller
 from gradsolve_backend.kernels.llvm_ir import Body, Module, Target, Value
 from gradsolve_backend.kernels.llvm_layout import LINE, Layout, Slot, lane_bytes, rounded
@@ -57,42 +58,6 @@ def record_bytes(pieces: Pieces) -> tuple[int, int]:
     """Bytes per lane of a record's rows, and of its checkpoints. What is never reached is never touched."""
     rows = record_rows(pieces) * lane_bytes(pieces, pieces.row)
     return rows, CHECKPOINTS * lane_bytes(pieces, pieces.state)
-
-
-@dataclass(frozen=True)
-class Array:
-    """An array of a call, as rows of elements: its buffer, and which row belongs to a lane.
-
-    Rows are counted by lane, by column, or by column and lane, or the buffer `index` holds the row of each.
-    """
-
-    buffer: int
-    elements: int
-    dtype: np.dtype
-    lanes: bool = False
-    columns: bool = False
-    index: int | None = None
-
-    @property
-    def shared(self) -> bool:
-        """Whether all lanes have the same row."""
-        return not self.lanes and not self.columns and self.index is None
-
-
-@dataclass(frozen=True)
-class Arrays:
-    """The arrays of one kernel. `carry` and `operands` are those of the solve, in order."""
-
-    carry: tuple[Array, ...]
-    operands: tuple[Array, ...]
-    linear: tuple[Array, ...] = ()  # tangents or cotangents
-    saved: tuple[tuple[Array, ...], ...] = ()  # cotangents of the outputs' values
-    results: tuple[Array, ...] = ()
-    record: tuple[int, ...] | None = None  # buffers of marks, rows and checkpoints
-    frames: int = 0
-    columns: int = 1  # of tangents or cotangents
-    replicated: bool = False  # lanes are columns of a single trajectory, whose record this is
-    lanes: int = 1
 
 
 NUMBERS = (

@@ -18,10 +18,11 @@ import numpy as np
 from gradsolve_backend.kernels import llvm_code
 from gradsolve_backend.kernels.lanes import column
 from gradsolve_backend.kernels.levels import Layout
+from gradsolve_backend.kernels.llvm_arrays import Array, Arrays
 from gradsolve_backend.kernels.llvm_call import call as call_kernel
 from gradsolve_backend.kernels.llvm_forward import HUGE_PAGES, Forward
 from gradsolve_backend.kernels.llvm_ir import Target, host_features
-from gradsolve_backend.kernels.llvm_loops import MARKS, WIDEST, Array, Arrays, Kernel, record_bytes
+from gradsolve_backend.kernels.llvm_loops import MARKS, WIDEST, Kernel, record_bytes
 from gradsolve_backend.kernels.llvm_math import symbols
 from gradsolve_backend.kernels.llvm_sweeps import Cotangent
 from gradsolve_backend.kernels.llvm_tangent import Tangent

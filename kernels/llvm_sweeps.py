@@ -4,9 +4,10 @@ import abc
 import contextlib
 from collections.abc import Iterator
 
+from gradsolve_backend.kernels.llvm_arrays import Array
 from gradsolve_backend.kernels.llvm_flow import Number, arithmetic, compare, counting, during, smaller, when
 from gradsolve_backend.kernels.llvm_ir import Body
-from gradsolve_backend.kernels.llvm_loops import AGAIN, GROUP, INT, MARKS, Array, Frame, Kernel
+from gradsolve_backend.kernels.llvm_loops import AGAIN, GROUP, INT, MARKS, Frame, Kernel
 from gradsolve_backend.kernels.routines import Place
 
 

@@ -2,9 +2,10 @@
 
 import functools
 
+from gradsolve_backend.kernels.llvm_arrays import Array
 from gradsolve_backend.kernels.llvm_flow import arithmetic, compare, counting, during, smaller, when
 from gradsolve_backend.kernels.llvm_ir import Body
-from gradsolve_backend.kernels.llvm_loops import INT, Array, Frame
+from gradsolve_backend.kernels.llvm_loops import INT, Frame
 from gradsolve_backend.kernels.llvm_sweeps import Sweep
 from gradsolve_backend.kernels.routines import Place
 

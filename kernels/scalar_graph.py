@@ -321,8 +321,7 @@ class Graph:
     """Scalar equations, each made once.
 
     **Arguments:** `sizes` counts the elements of each program input; `may_be_table` says which may be kept whole;
-    `limit` is the largest number of equations, dead ones included, before building is given up; `calls`: whether some
-    may call programs.
+    `limit` is the largest number of equations, dead ones included, before building is given up; `calls`: may some call.
     """
 
     sizes: Sequence[int]
