@@ -52,7 +52,7 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
             the largest scaled error on the mesh, 1 where it just meets the tolerance.
 
     Raises:
-        ValueError: when a solve is traced, if no plugin offers a backend of this name, the memory is too little, or
+        ValueError: if the record is none; when a solve is traced, if no plugin offers a backend of this name, the memory is too little, or
             the record is of another solve.
 
     The method is published as GRADSOLVE, https://arxiv.org/abs/2609.02876.
@@ -62,6 +62,12 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
     memory: int | None = eqx.field(default=None, static=True)
     record: Record | None = None
     environment: Environment = eqx.field(default_factory=Environment, init=False, repr=False)
+
+    def __check_init__(self) -> None:
+        if not (self.record is None or isinstance(self.record, Record)):
+            raise ValueError(
+                f"GradSolveAdjoint(record={self.record!r}): what `gradsolve_backend.record(...)` returns is wanted, or None."
+            )
 
     def loop(self, **given: Any) -> Any:
         """Called by `diffrax.diffeqsolve`."""

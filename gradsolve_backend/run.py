@@ -62,6 +62,7 @@ def adjoints(names: Sequence[str]) -> tuple[type[diffrax.AbstractAdjoint], ...]:
 def _adjoint(name: str) -> type[diffrax.AbstractAdjoint]:
     found = getattr(diffrax, name, None)
     if not (isinstance(found, type) and issubclass(found, diffrax.AbstractAdjoint)):
-        names = [n for n in dir(diffrax) if n.endswith("Adjoint") and not n.startswith("Abstract")]
+        kinds = [k for k in vars(diffrax).values() if isinstance(k, type) and issubclass(k, diffrax.AbstractAdjoint)]
+        names = sorted(k.__name__ for k in kinds if not k.__name__.startswith("Abstract"))
         raise ValueError(f"run --replace {name}: Diffrax has no adjoint of this name. There are: {', '.join(names)}.")
     return found

@@ -12,6 +12,7 @@ from typing import Any
 import diffrax
 import jax
 import jax.numpy as jnp
+import lineax as lx
 import numpy as np
 import optimistix
 import pytest
@@ -135,7 +136,8 @@ class TestChoose:
 
     def test_a_backend_that_cannot_is_not_taken_silently(self, install):
         install("policy", _returning("gradsolve_choose(problem)", "'llvm'"))
-        (found,) = explain(end, 0.7, diffrax.Kvaerno3(root_finder=diffrax.VeryChord(1e-3, 1e-3, optimistix.max_norm)))
+        finder = diffrax.VeryChord(1e-3, 1e-3, optimistix.max_norm, linear_solver=lx.QR())
+        (found,) = explain(end, 0.7, diffrax.Kvaerno3(root_finder=finder))
         assert found.backend == "xla" and "in place of gradsolve_choose()" in found.why
 
     def test_a_name_that_does_not_exist(self, install):
