@@ -52,8 +52,8 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
             the largest scaled error on the mesh, 1 where it just meets the tolerance.
 
     Raises:
-        ValueError: if the record is none; when a solve is traced, if no plugin offers a backend of this name, the memory is too little, or
-            the record is of another solve.
+        ValueError: if the record is none; when a solve is traced, if no plugin offers a backend of this name, the
+            memory is too little, or the record is of another solve.
 
     The method is published as GRADSOLVE, https://arxiv.org/abs/2609.02876.
     """
@@ -65,9 +65,8 @@ class GradSolveAdjoint(diffrax.AbstractAdjoint):
 
     def __check_init__(self) -> None:
         if not (self.record is None or isinstance(self.record, Record)):
-            raise ValueError(
-                f"GradSolveAdjoint(record={self.record!r}): what `gradsolve_backend.record(...)` returns is wanted, or None."
-            )
+            wanted = "what `gradsolve_backend.record(...)` returns is wanted, or None."
+            raise ValueError(f"GradSolveAdjoint(record={self.record!r}): {wanted}")
 
     def loop(self, **given: Any) -> Any:
         """Called by `diffrax.diffeqsolve`."""

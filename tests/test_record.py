@@ -145,3 +145,8 @@ def test_refused_records():
         recorded(1.0, stepsize_controller=diffrax.ConstantStepSize())
     with pytest.raises(ValueError, match="max_steps"):
         recorded(1.0, max_steps=None)
+
+
+def test_what_is_no_record_is_refused():
+    with pytest.raises(ValueError, match=r"GradSolveAdjoint\(record=3\): what `gradsolve_backend.record"):
+        GradSolveAdjoint(record=3)
