@@ -127,7 +127,8 @@ def best(fits: Tree, losses: ArrayLike) -> Tree:
 def same_optimum(losses: ArrayLike, rtol: float = SAME_OPTIMUM) -> np.ndarray:
     """Which fits ended in the best optimum: those whose loss is the smallest, or greater by the fraction `rtol`."""
     found = np.asarray(losses)
-    return found <= np.nanmin(found) * (1.0 + rtol)
+    least = np.nanmin(found)
+    return found <= least + rtol * np.abs(least)
 
 
 def covariance(jacobian: ArrayLike, residuals: ArrayLike | None = None) -> Array:

@@ -42,10 +42,13 @@ class Instruction:
         (output,) = self.outputs
         return output
 
-    def emit(self, body: Body, operands: Sequence[Any]) -> list[Value]:
-        """Write the instruction; `operands` are a `Value`, or for a table a `Table`, per input."""
+    def emit(self, body: Body, operands: Sequence[Any], lanes: Value | None = None) -> list[Value]:
+        """Write the instruction; `operands` are a `Value`, or for a table a `Table`, per input.
+
+        `lanes`: those in which a loop may begin, if not in all.
+        """
         if self.name == LOOP:
-            return _loop(body, self.params, operands)
+            return _loop(body, self.params, operands, lanes)
         return [RULES[self.name](body, self.params, *operands)]
 
 
@@ -150,8 +153,8 @@ def constant(body: Body, value: Any) -> Value | Table:
     return Table(f"splat (ptr {body.module.constant(array)})", array.size, array.dtype)
 
 
-def evaluate(body: Body, closed: Any, inputs: Sequence[Value | Table]) -> list[Value]:
-    """Write a whole program; returns its outputs."""
+def evaluate(body: Body, closed: Any, inputs: Sequence[Value | Table], lanes: Value | None = None) -> list[Value]:
+    """Write a whole program; returns its outputs. Its loops run in some `lanes` only, or in all."""
     jaxpr = closed.jaxpr
     values: dict[Any, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
     values |= {v: constant(body, c) for v, c in zip(jaxpr.constvars, closed.consts, strict=True)}
@@ -163,26 +166,27 @@ def evaluate(body: Body, closed: Any, inputs: Sequence[Value | Table]) -> list[V
         return body.splat(atom.val, aval.dtype)
 
     for instruction in instructions(closed, body.target.fma):
-        made = instruction.emit(body, [read(atom) for atom in instruction.inputs])
+        made = instruction.emit(body, [read(atom) for atom in instruction.inputs], lanes)
         values.update(zip(instruction.outputs, made, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _loop(body: Body, params: dict[str, Any], operands: Sequence[Any]) -> list[Value]:
-    """Runs until no lane goes on; a lane that has ended keeps its values."""
+def _loop(body: Body, params: dict[str, Any], operands: Sequence[Any], lanes: Value | None) -> list[Value]:
+    """Runs until no lane goes on; a lane that has ended keeps its values, and begins no loop inside this one."""
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     head, inside, end = (body.fresh_label(stem) for stem in ("head", "inside", "end"))
     before = body.block
     body.branch(head)
     body.label(head)
     phi = lambda name, dtype: Value(body.phi(body.type(dtype), name, before), dtype)  # noqa: E731
-    carry, all_lanes = [phi(x.name, x.dtype) for x in operands[second:]], phi("splat (i1 true)", BOOL)
-    (wanted,) = evaluate(body, params["cond_jaxpr"], [*operands[:first], *carry])
-    going = Value(body.emit(f"and {body.type(BOOL)} {wanted.name}, {all_lanes.name}"), BOOL)
+    carry = [phi(x.name, x.dtype) for x in operands[second:]]
+    before_test = phi("splat (i1 true)" if lanes is None else lanes.name, BOOL)
+    (wanted,) = evaluate(body, params["cond_jaxpr"], [*operands[:first], *carry], before_test)
+    going = Value(body.emit(f"and {body.type(BOOL)} {wanted.name}, {before_test.name}"), BOOL)
     body.branch_if(body.any_lane(going), inside, end)
     body.label(inside)
-    after = evaluate(body, params["body_jaxpr"], [*operands[first:second], *carry])
-    for old, new in zip([*carry, all_lanes], [*after, going], strict=True):
+    after = evaluate(body, params["body_jaxpr"], [*operands[first:second], *carry], going)
+    for old, new in zip([*carry, before_test], [*after, going], strict=True):
         kind = body.type(old.dtype)
         chosen = f"select {body.type(BOOL)} {going.name}, {kind} {new.name}, {kind} {old.name}"
         body.incoming(old.name, new.name if new is going else body.emit(chosen), body.block)

@@ -284,9 +284,17 @@ def _cond(graph: Graph, equation: Any, index: Value, *values: Value) -> list[Val
     branches = equation.params["branches"]
     if is_known(index):
         return _evaluate_inner(graph, branches[min(max(int(index), 0), len(branches) - 1)], values)
-    results = [_evaluate_inner(graph, branch, values) for branch in branches]
-    outs = zip(*results, strict=True)
+    outs = zip(*(_branch(graph, branch, index.item(), k, values) for k, branch in enumerate(branches)), strict=True)
     return [_select_case(graph, index.item(), cases, v.aval) for cases, v in zip(outs, equation.outvars, strict=True)]
+
+
+def _branch(graph: Graph, branch: Any, index: Atom, k: int, values: Sequence[Value]) -> list[Value]:
+    """A branch, whose loops do not begin unless it is taken: on other values they might never end."""
+    outer, taken = graph.condition, graph.call("eq", index, index.dtype.type(k))
+    graph.condition = taken if outer is None else graph.call("and", outer, taken)
+    results = _evaluate_inner(graph, branch, values)
+    graph.condition = outer
+    return results
 
 
 def _select_case(graph: Graph, index: Atom, cases: Sequence[Value], aval: Any) -> Value:
@@ -322,20 +330,24 @@ def _while(graph: Graph, equation: Any, *values: Value) -> list[Value]:
     params = equation.params
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     cond, body, carry = list(values[:first]), list(values[first:second]), list(values[second:])
+    start, avals = carry, [v.aval for v in equation.outvars]
     for _ in range(UNROLL_LIMIT + 1):
         (going,) = _evaluate_inner(graph, params["cond_jaxpr"], [*cond, *carry])
         if not is_known(going):
-            break
+            return _loop(graph, (params["cond_jaxpr"], cond), (params["body_jaxpr"], body), carry, avals)
         if not going:
             return carry
         carry = _evaluate_inner(graph, params["body_jaxpr"], [*body, *carry])
-    avals = [v.aval for v in equation.outvars]
-    return _loop(graph, (params["cond_jaxpr"], cond), (params["body_jaxpr"], body), carry, avals)
+    return _loop(graph, (params["cond_jaxpr"], cond), (params["body_jaxpr"], body), start, avals)
 
 
 def _loop(graph: Graph, cond: tuple[Any, list], body: tuple[Any, list], carry: list[Value], avals: list[Any]) -> list:
-    """A loop over scalar programs, which find their arrays of constants and inputs as tables."""
-    programs, operands, sources = [], [], []
+    """A loop over scalar programs, which find their arrays of constants and inputs as tables.
+
+    Its first operand says whether it may begin.
+    """
+    programs, sources = [], []
+    operands: list[Any] = [np.bool_(True) if graph.condition is None else graph.condition]
     for inner, consts in (cond, body):
         tables = [scalar_index.whole_table(graph, value) for value in consts]
         may = [source is not None for source in tables]

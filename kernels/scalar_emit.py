@@ -76,7 +76,8 @@ def _trace(graph: Graph, nodes: Sequence[Node], results: Sequence[Atom], tables:
 
 def _run_loop(given: Sequence[Any], params: dict[str, Any], operands: Sequence[Any]) -> Any:
     """The loop of a node, as an equation `while`."""
-    rest = iter(operands)
+    begins, *others = operands
+    rest = iter(others)
     functions = []
     for program, sources in zip(params["programs"], params["sources"], strict=True):
         avals = program.in_avals[: len(sources)]
@@ -89,7 +90,8 @@ def _run_loop(given: Sequence[Any], params: dict[str, Any], operands: Sequence[A
     (test, step), carry = functions, tuple(rest)
     structs = [v.aval.dtype for v in params["programs"][1].jaxpr.jaxpr.outvars]
     carry = tuple(jnp.asarray(x, dtype) for x, dtype in zip(carry, structs, strict=True))
-    return jax.lax.while_loop(lambda c: test(*c)[0], lambda c: tuple(step(*c)), carry)
+    going = lambda c: test(*c)[0] if begins is np.True_ else begins & test(*c)[0]  # noqa: E731
+    return jax.lax.while_loop(going, lambda c: tuple(step(*c)), carry)
 
 
 def _look_up(table: Any, index: Any) -> Any:

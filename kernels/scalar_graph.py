@@ -330,6 +330,7 @@ class Graph:
     calls: bool = True
     tables: list[np.ndarray] = field(default_factory=list)
     programs: dict[Any, Any] = field(default_factory=dict)  # of functions that are called, by their jaxpr
+    condition: "Atom | None" = None  # under which what is being built is used, inside the branch of a conditional
     sparse: bool = False  # whether zeros that are known while building are zeros whatever they are multiplied by
     _ops: dict[Any, Op] = field(default_factory=dict)
     _nodes: dict[Any, Node] = field(default_factory=dict)

@@ -1,7 +1,8 @@
 """Rules of the scalariser for what Lineax makes of small dense systems: LAPACK's decomposition and its solution.
 
-They keep LAPACK's meaning, pivots and row order included, since the steps between them are the user's or a library's.
-Pivots are chosen at run time: the rows below are candidates one after the other, and two rows are exchanged by choices.
+They keep LAPACK's meaning, pivots and row order included, since the steps between them are the user's or a library's;
+but for pivots below the normal numbers. The rows below are candidates for a pivot one after the other, at run time, and
+two rows are exchanged by choices.
 """
 
 import functools
@@ -49,7 +50,9 @@ def _lu(graph: Graph, equation: Any, matrix: Value) -> list[Value] | None:
             which = graph.call("eq", pivots[k], np.int32(i))
             _exchange(graph, which, a[k], a[i])
             _exchange(graph, which, order[k : k + 1], order[i : i + 1])
-        inverse = graph.call("div", dtype.type(1), a[k, k])
+        # As in LAPACK, a column of zeros is left as it is.
+        pivot = graph.call("select_n", graph.call("eq", a[k, k], dtype.type(0)), a[k, k], dtype.type(1))
+        inverse = graph.call("div", dtype.type(1), pivot)
         for i in range(k + 1, n):
             if not _zero(a[i, k]):
                 a[i, k] = graph.call("mul", a[i, k], inverse)

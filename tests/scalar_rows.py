@@ -303,6 +303,12 @@ def search(x: jax.Array, start: Any, table: jax.Array) -> jax.Array:
     return jax.lax.while_loop(lambda i: (i > 0) & (table[i - 1] > x), lambda i: i - 1, up)
 
 
+def halved(x: Any) -> Any:
+    """Of what is not positive the loop would never end."""
+    until = lambda x: jax.lax.while_loop(lambda y: y < 10.0, lambda y: 2 * y, x)  # noqa: E731
+    return jax.lax.cond(x > 0, until, lambda x: x, x)
+
+
 def roots(x: jax.Array) -> Any:
     """Newton's method, element by element, and how often; a loop in a loop, and a mark that is carried."""
 
@@ -337,6 +343,7 @@ CONTROL: list[Row] = [
     ("while", lambda x: jax.lax.while_loop(lambda y: y < 100.0, lambda y: y * 2, x), (1.0,)),
     ("while_at_once", lambda x: jax.lax.while_loop(lambda y: y < 100.0, lambda y: y * 2, x), (101.0,)),
     ("while_in_while", roots, (VECTOR,)),
+    *((f"while_in_branch_{x}", halved, (x,)) for x in (-3.0, 0.0, 5.0)),
     *((f"search_{x}_{k}", search, (x, k, FORCING_T)) for x in (-9.0, 0.123, 9.0, np.nan) for k in (0, 7, 300)),
     ("search_constants", lambda x, k: search(x, k, jnp.asarray(TIMES)), (float(TIMES[4]), 9)),
     ("jit", lambda x: jax.jit(lambda y: jax.jit(jnp.sin)(y) + y)(x), (VECTOR,)),
@@ -364,6 +371,7 @@ SYSTEMS: list[Row] = [
         for t in (0, 1)
     ),
     ("lu_exchanged", solved, (np.eye(4)[[2, 0, 3, 1]] + 0.0, VECTOR[:4])),
+    ("lu_singular", jax.scipy.linalg.lu_factor, (np.array([[0.0, 1.0, 2.0], [0.0, 3.0, 4.0], [0.0, 5.0, 6.0]]),)),
     ("lu_columns", solved, (SQUARE, normal(4, 2))),
     ("lu_one", solved, (np.array([[3.0]]), np.array([2.0]))),
     *(

@@ -155,3 +155,7 @@ def test_best_and_its_equals():
     np.testing.assert_array_equal(jax.jit(best)(fits, losses)["x"], [4.0, 5.0])
     np.testing.assert_array_equal(same_optimum(losses), [False, False, True, True])
     np.testing.assert_array_equal(same_optimum(losses, rtol=1e-9), [False, False, True, False])
+
+
+def test_the_same_optimum_of_losses_below_zero():
+    np.testing.assert_array_equal(same_optimum([-10.0, -9.0, -10.0 + 1e-6, np.nan]), [True, False, True, False])

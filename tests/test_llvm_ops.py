@@ -288,6 +288,27 @@ def test_loops_end_for_each_lane_by_itself(width: int) -> None:
         assert_identical(g, np.array(w))
 
 
+@pytest.mark.parametrize("width", [1, 4, 16])
+def test_loops_begin_only_where_they_are_reached(width: int) -> None:
+    """In a branch that is not taken, and inside a loop that a lane has left, they might never end."""
+    until = lambda x, end: lax.while_loop(lambda y: y < end, lambda y: 2 * y, x)  # noqa: E731
+
+    def function(x: Any) -> Any:
+        branch = lax.cond(x > 0, lambda x: until(x, 10.0), lambda x: x, x)
+        rest = lambda c: (c[0] + until(c[1], 10.0), c[1] - 1.0)  # noqa: E731
+        return branch, lax.while_loop(lambda c: c[1] > 0.5, rest, (0.0, x))[0]
+
+    def doubled(x: float) -> float:
+        while x < 10.0:
+            x *= 2
+        return x
+
+    xs = np.array([0.25, -1.0, 3.5, 0.0, 20.0, 2.0, 0.75, -7.0, 1.5, 6.0, 0.0, 1.0, 40.0])
+    got = compiled(scalarise(jax.make_jaxpr(function)(jax.ShapeDtypeStruct((), "float64"))).jaxpr, target(width))(xs)
+    assert_identical(got[0], np.array([doubled(x) if x > 0 else x for x in xs]))
+    assert_identical(got[1], np.array([sum(doubled(x - k) for k in range(50) if x - k > 0.5) for x in xs]))
+
+
 # ---- contraction -----------------------------------------------------------------------------------
 
 CONTRACTED: dict[str, tuple[Callable, Callable]] = {
