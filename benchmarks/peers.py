@@ -63,7 +63,10 @@ class Case:
     def inputs(self) -> tuple[Any, Any]:
         """Parameters and initial states of all lanes."""
         problem = self.problem
-        return jnp.linspace(problem.low, problem.high, self.lanes), jnp.tile(jnp.array(problem.y0), (self.lanes, 1))
+        # By numpy: what XLA makes has other last bits with another number of threads.
+        return jnp.asarray(np.linspace(problem.low, problem.high, self.lanes)), jnp.tile(
+            jnp.array(problem.y0), (self.lanes, 1)
+        )
 
 
 def lorenz(t: Any, y: Any, rho: Any) -> Any:
