@@ -229,10 +229,7 @@ class Kernel(abc.ABC):
         body = self.body("start")
         for i, array in enumerate(self.arrays.carry):
             self.enter(body, array, ("carry", i))
-        width = self.target.width
-        iota = ", ".join(f"i64 {w}" for w in range(width))
-        valid = body.broadcast(Frame(body, self.head).valid.get(), LONG)
-        alive = body.emit(f"icmp slt {body.type(LONG)} <{iota}>, {valid.name}")
+        _, alive = self.movers.lanes_below(body, Frame(body, self.head).valid.get())
         body.store(Value(alive, BOOL), "%frame", self.layout.slot(ALIVE).offset)
         self.run(body, "begin")
         self.end(body)

@@ -19,16 +19,16 @@ class Movers:
 
     def __init__(self, module: Module, target: Target) -> None:
         self.module, self.target = module, target
-        self._written: set[str] = set()
 
     def _call(self, body: Body, name: str, arguments: list[tuple[str, str]], write: Callable[[Body], None]) -> None:
-        if name not in self._written:
-            self._written.add(name)
+        def define() -> None:
             formal = ", ".join(f"{kind} %{n}" for n, (kind, _) in enumerate(arguments))
             inner = Body(self.module, self.target, f"internal void @{name}({formal})")
             write(inner)
             inner.line("ret void")
             inner.close()
+
+        self.module.once(name, define)
         body.line(f"call void @{name}({', '.join(f'{kind} {value}' for kind, value in arguments)})")
 
     def _element(self, body: Body, size: int, base: str, index: str) -> str:
@@ -37,10 +37,6 @@ class Movers:
     def _vector(self, body: Body, size: int, base: str, element: str, lane: str) -> str:
         index = arithmetic(body, "add", arithmetic(body, "mul", element, self.target.width), lane)
         return self._element(body, size, base, index)
-
-    def _lane(self, body: Body, base: str, lane: str, kind: str = "i64") -> str:
-        value = body.emit(f"load {kind}, ptr {body.emit(f'getelementptr {kind}, ptr {base}, i64 {lane}')}")
-        return value if kind == "i64" else body.emit(f"zext {kind} {value} to i64")
 
     # ---- all lanes at once: places in a buffer of rows, slots and elements
 
@@ -55,8 +51,7 @@ class Movers:
         inside = b.emit(f"icmp ult {long} {slot}, {b.broadcast(slots, LONG).name}")
         first = b.emit(f"mul {long} {rows}, {b.broadcast(slots, LONG).name}")
         number = b.emit(f"add {long} {first}, {slot}")
-        offset = b.emit(f"mul {long} {number}, {b.broadcast(elements, LONG).name}")
-        return b.emit(f"getelementptr i{8 * size}, ptr {base}, {long} {offset}"), inside
+        return self._rows(b, size, base, number, elements), inside
 
     def _next(self, b: Body, size: int, places: str, e: str) -> str:
         return b.emit(f"getelementptr i{8 * size}, {b.vector('ptr')} {places}, i64 {e}")
@@ -64,10 +59,15 @@ class Movers:
     def _masked(self, b: Body, name: str, size: int) -> str:
         return f"llvm.masked.{name}.v{self.target.width}i{8 * size}.v{self.target.width}p0"
 
-    def _lanes_below(self, b: Body, count: str) -> tuple[str, str]:
+    def lanes_below(self, b: Body, count: str) -> tuple[str, str]:
         """The numbers of the lanes, and which are below a count."""
         long, lane = b.vector("i64"), f"<{', '.join(f'i64 {w}' for w in range(self.target.width))}>"
         return lane, b.emit(f"icmp slt {long} {lane}, {b.broadcast(count, LONG).name}")
+
+    def _own_rows(self, b: Body, first: str, count: str) -> tuple[str, str]:
+        """The row of each lane, counted from the first one's, and which lanes are no padding."""
+        lane, valid = self.lanes_below(b, count)
+        return b.emit(f"add {b.vector('i64')} {lane}, {b.broadcast(first, LONG).name}"), valid
 
     def _rows(self, b: Body, size: int, base: str, rows: str, elements: str) -> str:
         long = b.vector("i64")
@@ -112,8 +112,7 @@ class Movers:
         """Write the rows of the lanes that are no padding, from row number `first` on."""
 
         def write(b: Body) -> None:
-            lane, mask = self._lanes_below(b, "%4")
-            rows = b.emit(f"add {b.vector('i64')} {lane}, {b.broadcast('%3', LONG).name}")
+            rows, mask = self._own_rows(b, "%3", "%4")
             places = self._rows(b, size, "%1", rows, "%2")
             with counting(b, 0, "%2") as e:
                 self._write(b, size, self._vector(b, size, "%0", e, "0"), self._next(b, size, places, e), mask)
@@ -127,8 +126,7 @@ class Movers:
         """Write each lane's value into its own slot of a buffer; `at`: slots, first row, number of rows."""
 
         def write(b: Body) -> None:
-            lane, valid = self._lanes_below(b, "%6")
-            rows = b.emit(f"add {b.vector('i64')} {lane}, {b.broadcast('%5', LONG).name}")
+            rows, valid = self._own_rows(b, "%5", "%6")
             places, inside = self._places(b, "%1", "%4", rows, (size, "%2", "%3"))
             mask = b.emit(f"and {b.vector('i1')} {valid}, {inside}")
             with counting(b, 0, "%3") as e:
@@ -159,7 +157,8 @@ class Movers:
         def write(b: Body) -> None:
             with counting(b, 0, "%5") as lane:
                 row = arithmetic(b, "mul", arithmetic(b, "add", "%4", lane), "%1")
-                start = arithmetic(b, "mul", arithmetic(b, "add", row, self._lane(b, "%3", lane, "i32")), "%2")
+                slot = b.emit(f"load i32, ptr {self._element(b, INT.itemsize, '%3', lane)}")
+                start = arithmetic(b, "mul", arithmetic(b, "add", row, b.emit(f"zext i32 {slot} to i64")), "%2")
                 end = arithmetic(b, "mul", arithmetic(b, "add", row, "%1"), "%2")
                 with counting(b, start, end) as e:
                     b.line(f"store i{8 * size} 0, ptr {self._element(b, size, '%0', e)}")

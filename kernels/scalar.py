@@ -260,9 +260,13 @@ def _linear_solve(graph: Graph, equation: Any, *values: Value) -> list[Value]:
 def _expand(graph: Graph, equation: Any, *values: Value) -> list[Value]:
     """A primitive that carries its own definition, as `searchsorted` does in newer versions of jax."""
     primitive = equation.params["_prim"]
-    structs = [_struct(atom.aval) for atom in equation.invars]
-    closed = jax.make_jaxpr(primitive.expand)(*jax.tree.unflatten(primitive.in_tree, structs))
-    return _evaluate_inner(graph, closed, values)
+    expand = lambda *arrays: primitive.expand(*jax.tree.unflatten(primitive.in_tree, arrays))  # noqa: E731
+    return _traced(graph, expand, equation, values)
+
+
+def _traced(graph: Graph, function: Callable, equation: Any, values: Sequence[Value]) -> list[Value]:
+    """A function of arrays like the inputs of an equation."""
+    return _evaluate_inner(graph, jax.make_jaxpr(function)(*(_struct(atom.aval) for atom in equation.invars)), values)
 
 
 def _implementation(graph: Graph, equation: Any, *values: Value) -> list[Value]:
@@ -273,10 +277,7 @@ def _implementation(graph: Graph, equation: Any, *values: Value) -> list[Value]:
     params = dict(equation.params)
     if equation.primitive.name == "linear_solve" and params["static"][-1] is True:
         params["static"] = [*params["static"][:-1], False]
-    structs = [_struct(atom.aval) for atom in equation.invars]
-    return _evaluate_inner(
-        graph, jax.make_jaxpr(functools.partial(equation.primitive.impl, **params))(*structs), values
-    )
+    return _traced(graph, functools.partial(equation.primitive.impl, **params), equation, values)
 
 
 def _cond(graph: Graph, equation: Any, index: Value, *values: Value) -> list[Value]:

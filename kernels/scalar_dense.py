@@ -16,16 +16,17 @@ from gradsolve_backend.kernels.scalar_graph import Atom, Graph, NoScalarForm, Va
 DIMENSION = 32  # of the largest matrix that is unrolled; a full one makes too long a program before that
 
 
-def _zero(x: Atom) -> bool:
+def is_zero(x: Atom) -> bool:
+    """Whether an entry is known to be zero."""
     return isinstance(x, np.generic) and bool(x == 0)
 
 
-def _minus_product(graph: Graph, x: Atom, a: Atom, b: Atom) -> Atom:
+def minus_product(graph: Graph, x: Atom, a: Atom, b: Atom) -> Atom:
     """x - a b, where a structural zero of either factor leaves x as it is."""
-    return x if _zero(a) or _zero(b) else graph.call("sub", x, graph.call("mul", a, b))
+    return x if is_zero(a) or is_zero(b) else graph.call("sub", x, graph.call("mul", a, b))
 
 
-def _swap(graph: Graph, which: Atom, x: Atom, y: Atom) -> tuple[Atom, Atom]:
+def swap(graph: Graph, which: Atom, x: Atom, y: Atom) -> tuple[Atom, Atom]:
     return graph.call("select_n", which, x, y), graph.call("select_n", which, y, x)
 
 
@@ -47,12 +48,12 @@ def elimination_order(nonzero: np.ndarray) -> list[int]:
 
 def _exchange(graph: Graph, a: np.ndarray, k: int, i: int) -> Atom:
     """Exchange rows k and i if the entry below is larger, and say whether."""
-    if _zero(a[i, k]):
+    if is_zero(a[i, k]):
         return np.bool_(False)
     size = lambda x: graph.call("abs", x)  # noqa: E731
-    larger = np.bool_(True) if _zero(a[k, k]) else graph.call("gt", size(a[i, k]), size(a[k, k]))
+    larger = np.bool_(True) if is_zero(a[k, k]) else graph.call("gt", size(a[i, k]), size(a[k, k]))
     for j in range(k, len(a)):
-        a[k, j], a[i, j] = _swap(graph, larger, a[k, j], a[i, j])
+        a[k, j], a[i, j] = swap(graph, larger, a[k, j], a[i, j])
     return larger
 
 
@@ -60,7 +61,7 @@ def _factor(graph: Graph, equation: Any, matrix: Value) -> list[Value] | None:
     if matrix.ndim != 2:
         return None
     n, dtype = len(matrix), equation.outvars[0].aval.dtype
-    order = elimination_order(np.array([[not _zero(x) for x in row] for row in atoms(matrix)]))
+    order = elimination_order(np.array([[not is_zero(x) for x in row] for row in atoms(matrix)]))
     a, inverses = atoms(matrix)[np.ix_(order, order)], []
     exchanged = np.full((n, n), np.bool_(False), object)
     for k in range(n):
@@ -68,10 +69,10 @@ def _factor(graph: Graph, equation: Any, matrix: Value) -> list[Value] | None:
             exchanged[k, i] = _exchange(graph, a, k, i)
         inverses.append(graph.call("div", dtype.type(1), a[k, k]))
         for i in range(k + 1, n):
-            if not _zero(a[i, k]):
+            if not is_zero(a[i, k]):
                 a[i, k] = graph.call("mul", a[i, k], inverses[k])
                 for j in range(k + 1, n):
-                    a[i, j] = _minus_product(graph, a[i, j], a[i, k], a[k, j])
+                    a[i, j] = minus_product(graph, a[i, j], a[i, k], a[k, j])
     outputs = [(a.reshape(-1), (n, n), dtype), (inverses, (n,), dtype)]
     swaps = pack(exchanged.reshape(-1).tolist(), (n, n), np.dtype(bool))
     orders = np.array([order, np.argsort(order)], np.int32)
@@ -92,12 +93,12 @@ def _forward(graph: Graph, factors: Sequence[np.ndarray], x: list[Atom]) -> list
     n = len(x)
     for k in range(n):
         for i in range(k + 1, n):
-            x[k], x[i] = _swap(graph, exchanged[k, i], x[k], x[i])
+            x[k], x[i] = swap(graph, exchanged[k, i], x[k], x[i])
         for i in range(k + 1, n):
-            x[i] = _minus_product(graph, x[i], lu[i, k], x[k])
+            x[i] = minus_product(graph, x[i], lu[i, k], x[k])
     for k in reversed(range(n)):
         for j in range(k + 1, n):
-            x[k] = _minus_product(graph, x[k], lu[k, j], x[j])
+            x[k] = minus_product(graph, x[k], lu[k, j], x[j])
         x[k] = graph.call("mul", x[k], inverses[k])
     return x
 
@@ -109,26 +110,26 @@ def _transposed(graph: Graph, factors: Sequence[np.ndarray], x: list[Atom]) -> l
     for k in range(n):
         x[k] = graph.call("mul", x[k], inverses[k])
         for j in range(k + 1, n):
-            x[j] = _minus_product(graph, x[j], lu[k, j], x[k])
+            x[j] = minus_product(graph, x[j], lu[k, j], x[k])
     for k in reversed(range(n)):
         for i in range(k + 1, n):
-            x[k] = _minus_product(graph, x[k], lu[i, k], x[i])
+            x[k] = minus_product(graph, x[k], lu[i, k], x[i])
         for i in reversed(range(k + 1, n)):
-            x[k], x[i] = _swap(graph, exchanged[k, i], x[k], x[i])
+            x[k], x[i] = swap(graph, exchanged[k, i], x[k], x[i])
     return x
 
 
-def _about(power: int) -> Callable[[Any], int]:
-    """About how many scalar equations a system of dimension n gives, if most of its places are zero."""
+def about(power: int, share: int) -> Callable[[Any], int]:
+    """About how many scalar equations a system of dimension n gives, if one in `share` of its places is not zero."""
 
     def count(equation: Any) -> int:
         n = equation.invars[0].aval.shape[-1]
         if n > DIMENSION:
             raise NoScalarForm(f"a linear system of dimension {n} has no scalar form: at most {DIMENSION} are unrolled")
-        return n**power // 8
+        return n**power // share
 
     return count
 
 
-EQUATIONS: dict[str, Callable[[Any], int]] = {FACTOR: _about(3), SOLVE: _about(2)}
+EQUATIONS: dict[str, Callable[[Any], int]] = {FACTOR: about(3, 8), SOLVE: about(2, 8)}
 RULES: dict[str, Callable[..., list[Value] | None]] = {FACTOR: _factor, SOLVE: _solve}

@@ -11,27 +11,36 @@ from typing import Any
 
 import numpy as np
 
-from gradsolve_backend.kernels.scalar_dense import DIMENSION
+from gradsolve_backend.kernels.scalar_dense import DIMENSION, about, is_zero, minus_product, swap
 from gradsolve_backend.kernels.scalar_graph import Atom, Graph, NoScalarForm, Value, atoms, pack
 
 __all__ = ["EQUATIONS", "RULES"]
 
 
-def _zero(x: Atom) -> bool:
-    return isinstance(x, np.generic) and bool(x == 0)
-
-
 def _exchange(graph: Graph, which: Atom, first: np.ndarray, second: np.ndarray) -> None:
     """Exchange two rows where `which` holds."""
     for j, (x, y) in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
-        first[j], second[j] = graph.call("select_n", which, x, y), graph.call("select_n", which, y, x)
+        first[j], second[j] = swap(graph, which, x, y)
+
+
+def _put_first(graph: Graph, row: Atom, k: int, *arrays: np.ndarray) -> None:
+    """Exchange row k of some arrays with another one below it, or itself, whose number is known at run time."""
+    for i in range(k + 1, len(arrays[0])):
+        which = graph.call("eq", row, np.int32(i))
+        for array in arrays:
+            _exchange(graph, which, array[k], array[i])
+
+
+def _rows(count: int) -> np.ndarray:
+    """The numbers of rows, one in each row."""
+    return atoms(np.arange(count, dtype=np.int32)[:, None]).copy()
 
 
 def _pivot(graph: Graph, column: Sequence[Atom], k: int) -> Atom:
     """The row of the largest entry from row k on, the first of several."""
     best, row = graph.call("abs", column[k]), np.int32(k)
     for i in range(k + 1, len(column)):
-        if not _zero(column[i]):
+        if not is_zero(column[i]):
             size = graph.call("abs", column[i])
             larger = graph.call("gt", size, best)
             best, row = graph.call("select_n", larger, best, size), graph.call("select_n", larger, row, np.int32(i))
@@ -42,30 +51,26 @@ def _lu(graph: Graph, equation: Any, matrix: Value) -> list[Value] | None:
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         return None
     n, dtype = len(matrix), equation.outvars[0].aval.dtype
-    a, order = atoms(matrix).copy(), atoms(np.arange(n, dtype=np.int32)).copy()
+    a, order = atoms(matrix).copy(), _rows(n)
     pivots = []
     for k in range(n):
         pivots.append(_pivot(graph, a[:, k].tolist(), k))
-        for i in range(k + 1, n):
-            which = graph.call("eq", pivots[k], np.int32(i))
-            _exchange(graph, which, a[k], a[i])
-            _exchange(graph, which, order[k : k + 1], order[i : i + 1])
+        _put_first(graph, pivots[k], k, a, order)
         # As in LAPACK, a column of zeros is left as it is.
         pivot = graph.call("select_n", graph.call("eq", a[k, k], dtype.type(0)), a[k, k], dtype.type(1))
         inverse = graph.call("div", dtype.type(1), pivot)
         for i in range(k + 1, n):
-            if not _zero(a[i, k]):
+            if not is_zero(a[i, k]):
                 a[i, k] = graph.call("mul", a[i, k], inverse)
                 a[i, k + 1 :] = [
-                    _minus(graph, x, a[i, k], y) for x, y in zip(a[i, k + 1 :], a[k, k + 1 :], strict=True)
+                    minus_product(graph, x, a[i, k], y) for x, y in zip(a[i, k + 1 :], a[k, k + 1 :], strict=True)
                 ]
-    results = [(a.reshape(-1).tolist(), (n, n), dtype), (pivots, (n,), np.int32), (order.tolist(), (n,), np.int32)]
+    results = [
+        (a.reshape(-1).tolist(), (n, n), dtype),
+        (pivots, (n,), np.int32),
+        (order.reshape(-1).tolist(), (n,), np.int32),
+    ]
     return [pack(x, shape, np.dtype(kind)) for x, shape, kind in results]
-
-
-def _minus(graph: Graph, x: Atom, a: Atom, b: Atom) -> Atom:
-    """x - a b, where a zero of the matrix that is known leaves x as it is."""
-    return x if _zero(a) or _zero(b) else graph.call("sub", x, graph.call("mul", a, b))
 
 
 def _permutation(graph: Graph, equation: Any, pivots: Value) -> list[Value] | None:
@@ -73,11 +78,10 @@ def _permutation(graph: Graph, equation: Any, pivots: Value) -> list[Value] | No
     count = equation.params["permutation_size"]
     if pivots.ndim != 1:
         return None
-    order = atoms(np.arange(count, dtype=np.int32)).copy()
+    order = _rows(count)
     for k, pivot in enumerate(atoms(pivots).tolist()):
-        for i in range(k + 1, count):
-            _exchange(graph, graph.call("eq", pivot, np.int32(i)), order[k : k + 1], order[i : i + 1])
-    return [pack(order.tolist(), (count,), np.dtype(np.int32))]
+        _put_first(graph, pivot, k, order)
+    return [pack(order.reshape(-1).tolist(), (count,), np.dtype(np.int32))]
 
 
 def _triangular_solve(graph: Graph, equation: Any, a: Value, b: Value) -> list[Value] | None:
@@ -89,7 +93,8 @@ def _triangular_solve(graph: Graph, equation: Any, a: Value, b: Value) -> list[V
     for k in range(n) if forwards else reversed(range(n)):
         known = range(k) if forwards else range(k + 1, n)
         for column in range(x.shape[1]):
-            rest = functools.reduce(lambda r, j, c=column: _minus(graph, r, matrix[k, j], x[j, c]), known, x[k, column])
+            less = lambda r, j, k=k, c=column: minus_product(graph, r, matrix[k, j], x[j, c])  # noqa: E731
+            rest = functools.reduce(less, known, x[k, column])
             x[k, column] = rest if params["unit_diagonal"] else graph.call("div", rest, matrix[k, k])
     return [pack(x.reshape(-1).tolist(), b.shape, equation.outvars[0].aval.dtype)]
 
@@ -113,19 +118,7 @@ def _float(value: Value) -> bool:
     return any(np.dtype(x.dtype).kind not in "iub" for x in atoms(value).tolist())
 
 
-def _about(power: int) -> Callable[[Any], int]:
-    """About how many scalar equations a full system of dimension n gives."""
-
-    def count(equation: Any) -> int:
-        n = equation.invars[0].aval.shape[-1]
-        if n > DIMENSION:
-            raise NoScalarForm(f"a linear system of dimension {n} has no scalar form: at most {DIMENSION} are unrolled")
-        return n**power
-
-    return count
-
-
-EQUATIONS: dict[str, Callable[[Any], int]] = {"lu": _about(3), "triangular_solve": _about(2)}
+EQUATIONS: dict[str, Callable[[Any], int]] = {"lu": about(3, 1), "triangular_solve": about(2, 1)}
 RULES: dict[str, Callable[..., list[Value] | None]] = {
     "lu": _lu,
     "lu_pivots_to_permutation": _permutation,
